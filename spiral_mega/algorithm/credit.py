@@ -1,0 +1,92 @@
+"""From rewards to advantages, for one problem. float64 throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+def set_scores(rewards: ArrayLike) -> FloatArray:
+    """Set scores [K] from the aggregation rewards [K, N2]: f_l = (1/N2) sum_i r_li (paper, 3.2).
+
+    Raises ValueError if the rewards are not a non-empty finite [K, N2].
+    """
+    scores: FloatArray = _finite(rewards, "rewards", ndim=2).mean(axis=1)
+    return scores
+
+
+def marginal_set_advantages(sets: Sequence[Sequence[int]], scores: ArrayLike, num_traces: int) -> FloatArray:
+    """Credit [N1] of the search traces: the mean of f_l - mean(f) over the sets l that hold the trace (eq. 8).
+
+    A trace in no set gets 0. `sets` holds K sets of distinct traces of 0..N1-1, `scores` is [K].
+    Raises ValueError for other shapes, for indexes out of range or repeated in a set, and for non-finite scores.
+    """
+    values = _finite(scores, "scores", ndim=1)
+    member = _membership(sets, num_traces)
+    if len(values) != len(member):
+        raise ValueError(f"there are {len(member)} sets and {len(values)} scores: give one score for each set")
+    total = (values - values.mean()) @ member
+    advantages: FloatArray = total / np.maximum(member.sum(axis=0), 1)
+    return advantages
+
+
+def aggregation_advantages(rewards: ArrayLike) -> FloatArray:
+    """Credit [K, N2] of the aggregation traces: r_li - f_l, within the trace's own set (eq. 9).
+
+    Raises ValueError if the rewards are not a non-empty finite [K, N2].
+    """
+    values = _finite(rewards, "rewards", ndim=2)
+    return values - set_scores(values)[:, None]
+
+
+def spiral_advantages(
+    sets: Sequence[Sequence[int]], aggregation_rewards: ArrayLike, num_traces: int
+) -> tuple[FloatArray, FloatArray]:
+    """Credit of the search traces [N1] (eq. 8) and of the aggregation traces [K, N2] (eq. 9)."""
+    search = marginal_set_advantages(sets, set_scores(aggregation_rewards), num_traces)
+    return search, aggregation_advantages(aggregation_rewards)
+
+
+def group_advantages(rewards: ArrayLike, normalize_std: bool = False) -> FloatArray:
+    """Credit [N] within one group, r_j - mean(r); with `normalize_std` divided by the group's (population) std.
+
+    A group of equal rewards gets zeros. Raises ValueError if the rewards are not a non-empty finite [N].
+    """
+    values = _finite(rewards, "rewards", ndim=1)
+    # Not rewards - mean: the mean of equal floats may be an ulp away, which a division by the std would blow up.
+    if np.ptp(values) == 0:
+        return np.zeros_like(values)
+    centred = values - values.mean()
+    if not normalize_std:
+        return np.asarray(centred)
+    # Scaled to its largest first, so that the squares in the std can neither underflow nor overflow.
+    centred /= np.abs(centred).max()
+    normalized: FloatArray = centred / centred.std()
+    return normalized
+
+
+def _membership(sets: Sequence[Sequence[int]], num_traces: int) -> FloatArray:
+    """[K, N1], 1 where the set holds the trace."""
+    member = np.zeros((len(sets), num_traces))
+    for row, chosen in zip(member, sets, strict=True):
+        if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= trace < num_traces for trace in chosen):
+            raise ValueError(f"set {tuple(chosen)} must hold distinct traces of 0..{num_traces - 1}, at least one")
+        row[list(chosen)] = 1
+    return member
+
+
+def _finite(values: ArrayLike, name: str, ndim: int) -> FloatArray:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(f"{name} must be numbers in rows of equal length: {error}") from error
+    if array.ndim != ndim or array.size == 0:
+        raise ValueError(f"{name} has shape {array.shape}: it must have {ndim} dimension(s), none of them empty")
+    if not np.isfinite(array).all():
+        bad = array[~np.isfinite(array)][0]
+        raise ValueError(f"{name} holds {bad} at {np.argwhere(~np.isfinite(array))[0].tolist()}: it must be finite")
+    return array

@@ -1,0 +1,34 @@
+"""The length gate: no positive credit for a response longer than the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from spiral_mega.algorithm.credit import FloatArray
+from spiral_mega.traces import Trace
+
+
+def gate_advantages(advantages: ArrayLike, lengths: ArrayLike, target_length: int | None) -> FloatArray:
+    """Gated advantages (eq. 10), elementwise: 0 where A > 0 and L > target_length, A elsewhere.
+
+    A length equal to the target is kept, and so is any advantage that is not positive. `lengths` are response
+    tokens, the end token included. None: no gate. Raises ValueError if the shapes differ.
+    """
+    values = np.asarray(advantages, dtype=np.float64)
+    tokens = np.asarray(lengths)
+    if values.shape != tokens.shape:
+        raise ValueError(f"advantages have shape {values.shape} and lengths {tokens.shape}: give one length for each")
+    if target_length is None:
+        return values.copy()
+    return np.where((values > 0) & (tokens > target_length), 0.0, values)
+
+
+def assign_gated(traces: Sequence[Trace], advantages: ArrayLike, target_length: int | None) -> None:
+    """Write the gated advantages [N] to the N traces, and whether the gate took any."""
+    raw = np.asarray(advantages, dtype=np.float64)
+    gated = gate_advantages(raw, [trace.length for trace in traces], target_length)
+    for trace, before, after in zip(traces, raw.tolist(), gated.tolist(), strict=True):
+        trace.advantage, trace.gated = after, after != before

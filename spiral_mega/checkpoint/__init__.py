@@ -1,0 +1,1 @@
+"""Saving: exact checkpoints to resume from (manager.py), and models in Hugging Face form (export.py)."""

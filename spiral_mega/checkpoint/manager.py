@@ -1,0 +1,106 @@
+"""Exact checkpoints by torch.distributed.checkpoint: written in the background, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+log = logging.getLogger(__name__)
+
+_STEP = re.compile(r"step_(\d{6,})")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be resumed from; the text says why and what to do."""
+
+
+class CheckpointManager:
+    """Checkpoints in `folder`/step_NNNNNN, the newest `keep_last` of them.
+
+    A checkpoint is written under a temporary name and renamed when every rank has written its part, so that a
+    folder by the final name is always whole.
+    """
+
+    def __init__(self, folder: Path, keep_last: int) -> None:
+        self.folder, self.keep_last = folder, keep_last
+        self._writing: tuple[int, Future[Any]] | None = None
+        # The background write talks among ranks while training does too, so it needs a group of its own.
+        self._group = dist.new_group(backend="gloo")
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint's step, or None. Also removes what a killed run left half-written."""
+        if dist.get_rank() == 0:
+            for leftover in self.folder.glob("step_*.partial"):
+                log.warning("removing half-written checkpoint %s", leftover)
+                shutil.rmtree(leftover)
+        steps = [None if not (found := self._steps()) else found[-1]]
+        dist.broadcast_object_list(steps, src=0)
+        return steps[0]
+
+    def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Start writing `state` (sharded tensors and plain objects) and return; an earlier write is finished first.
+
+        `meta` is small JSON that `read_meta` gives back before the state is loaded.
+        """
+        self.wait()
+        partial = self._path(step).with_suffix(".partial")
+        if dist.get_rank() == 0:
+            partial.mkdir(parents=True)
+            (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        dist.barrier()
+        future = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
+        self._writing = (step, future)  # type: ignore[assignment]
+
+    def poll(self) -> None:
+        """Publish a finished write, if there is one, without waiting. Local: needs no other rank."""
+        if self._writing and self._writing[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Finish and publish the write in progress; raises what went wrong with it."""
+        if self._writing is None:
+            return
+        (step, future), self._writing = self._writing, None
+        future.result()
+        if dist.get_rank() == 0:
+            # Rank 0's future ends after it has gathered word from all ranks and written the metadata.
+            final = self._path(step)
+            if final.exists():
+                shutil.rmtree(final)
+            final.with_suffix(".partial").rename(final)
+            for old in self._steps()[: -self.keep_last]:
+                shutil.rmtree(self._path(old))
+            log.info("checkpoint %s", final)
+
+    def read_meta(self, step: int) -> dict[str, Any]:
+        path = self._path(step) / "meta.json"
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}): remove {path.parent} to use an older one") from error
+
+    def load(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Fill `state`, of the shape that `save` was given, from the checkpoint of `step`."""
+        try:
+            dcp.load(state, checkpoint_id=self._path(step), process_group=self._group)
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint {self._path(step)} does not load ({type(error).__name__}: {error}); if its files are "
+                "damaged remove it to resume from an older one"
+            ) from error
+        return state
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}"
+
+    def _steps(self) -> list[int]:
+        names = (_STEP.fullmatch(path.name) for path in self.folder.glob("step_*"))
+        return sorted(int(match[1]) for match in names if match)

@@ -1,0 +1,62 @@
+"""The `spiral-mega` command. Under torchrun every rank runs the same command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spiral_mega.config import Config, ConfigError, dump_config, load_config
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+ConfigPath = Annotated[Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as rollout.temperature=0.8.")]
+
+STOPPED = 3  # exit status of a run that was asked to stop: it saved a checkpoint and can be resumed
+
+
+@app.command()
+def train(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Train, or go on training from the newest checkpoint in run.dir. Exits with status 3 when stopped by a signal."""
+    loaded = _load(config, overrides)
+    from spiral_mega.runtime import start_runtime
+    from spiral_mega.train import train as run_training
+
+    with start_runtime() as runtime:
+        finished = run_training(loaded, runtime)
+    if not finished:
+        raise typer.Exit(STOPPED)
+
+
+@app.command("config")
+def show_config(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Print the resolved configuration, every default included."""
+    typer.echo(dump_config(_load(config, overrides)), nl=False)
+
+
+@app.command("filter")
+def filter_problems(
+    config: ConfigPath,
+    output: Annotated[Path, typer.Option(help="JSONL file to write the kept problems to.")],
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(min=1, help="Responses sampled for each problem.")] = 8,
+    low: Annotated[float, typer.Option(help="Keep problems whose mean reward is above this ...")] = 0.0,
+    high: Annotated[float, typer.Option(help="... and below this.")] = 1.0,
+) -> None:
+    """Keep the training problems that the model sometimes solves: low < mean reward < high."""
+    loaded = _load(config, overrides)
+    from spiral_mega.filter import filter_by_difficulty
+    from spiral_mega.runtime import start_runtime
+
+    with start_runtime() as runtime:
+        filter_by_difficulty(loaded, runtime, output, samples=samples, low=low, high=high)
+
+
+def _load(path: Path, overrides: list[str] | None) -> Config:
+    try:
+        return load_config(path, overrides or [])
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,98 @@
+"""Read a configuration: YAML files that include others, then dotted overrides, then the schema."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+
+from spiral_mega.config.schema import Config
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the text names the file, the keys and the remedies."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.temperature=0.8".
+
+    A file's `include:` (a name or a list, relative to the file) is merged below the file's own keys; later
+    ones win; lists are replaced, not joined. Raises ConfigError.
+    """
+    merged = _read(Path(path), ())
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"override {override!r} has no '=': write section.key=value")
+    try:
+        merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
+        values = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} with overrides {list(overrides)}: {error}") from error
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}:\n" + "\n".join(_explain(error))) from None
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML, which `load_config` reads back to an equal Config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _read(path: Path, parents: tuple[Path, ...]) -> DictConfig:
+    path = path.resolve()
+    if path in parents:
+        raise ConfigError(f"{path} includes itself, by way of {' -> '.join(map(str, parents))}")
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        included = f" (included by {parents[-1]})" if parents else ""
+        raise ConfigError(f"cannot read config file {path}{included}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold sections (run:, model:, ...), not {type(values).__name__}")
+    includes = values.pop("include", [])
+    if isinstance(includes, str):
+        includes = [includes]
+    if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
+        raise ConfigError(f"{path}: include must be a file name or a list of them, not {includes!r}")
+    bases = [_read(path.parent / name, (*parents, path)) for name in includes]
+    merged = OmegaConf.merge(*bases, OmegaConf.create(values))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            known = _known_keys(item["loc"][:-1])
+            close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+            yield f"  {key}: unknown key; {hint}"
+        elif item["type"] == "missing":
+            yield f"  {key}: missing; set it in the file or as {key}=..."
+        elif item["type"] == "value_error":
+            for line in str(item["ctx"]["error"]).splitlines():
+                yield f"  {line}"
+        else:
+            yield f"  {key}: {item['msg']} (got {item['input']!r}, {type(item['input']).__name__})"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the section at `location`."""
+    model: Any = Config
+    for part in location:
+        if isinstance(part, int) or not (isinstance(model, type) and issubclass(model, BaseModel)):
+            continue
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), model)
+    return list(model.model_fields)

@@ -1,0 +1,253 @@
+"""The typed configuration of a run. Every key, its unit, and every contradiction that can be seen without loading.
+
+Unknown keys and wrong types are refused. Cross-field checks name the key, its value and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from spiral_mega.algorithm.sets import check_design
+
+
+class Section(BaseModel):
+    """A part of the configuration: strict types, no unknown keys, immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class RunConfig(Section):
+    dir: str = Field(description="Folder of the run: config, metrics, traces, checkpoints, plots.")
+    steps: int = Field(gt=0, description="Optimizer steps in the whole run.")
+    seed: int = Field(default=0, ge=0)
+    resume: Literal["auto", "never"] = Field(
+        default="auto", description="auto: go on from the newest checkpoint in run.dir, if there is one."
+    )
+
+
+class LoraConfig(Section):
+    """Low-rank adapters; the defaults are those of Tinker, which the paper trained with."""
+
+    rank: int = Field(default=32, gt=0)
+    alpha: int = Field(default=32, gt=0)
+    targets: list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"],
+        min_length=1,
+        description="Names of the linear layers to adapt: attention, MLP and unembedding.",
+    )
+
+
+class ModelConfig(Section):
+    path: str = Field(description="Folder of a model in Hugging Face form (config, safetensors, tokenizer), or hub name.")
+    tokenizer: str | None = Field(default=None, description="Folder of the tokenizer, when it is not model.path.")
+    lora: LoraConfig | None = Field(default=None, description="null trains every weight.")
+
+
+class PolicyConfig(Section):
+    backend: Literal["fsdp"] = "fsdp"
+    param_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Compute type; master weights, gradients' reduction and optimizer stay float32."
+    )
+    attention: str = Field(
+        default="auto", description="auto: flash_attention_2 on GPU, segment-wise SDPA elsewhere; or an attention by name."
+    )
+    activation_checkpointing: bool = False
+    microbatch_tokens: int = Field(
+        default=16384, gt=0, description="Tokens in one micro-batch on one rank; no sequence may be longer."
+    )
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(default=2e-5, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Norm to clip gradients to; .inf only measures it.")
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _yaml_has_no_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class DataSource(Section):
+    path: str = Field(description="A .jsonl or .parquet file, or the name of a Hugging Face dataset.")
+    split: str = Field(default="train", description="Split, for a dataset by name; files have none.")
+    subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
+    kind: str = Field(default="math", description="Verifier of its answers: math, exact, arithmetic, or module:function.")
+    limit: int | None = Field(default=None, gt=0, description="Take the first `limit` problems only; the rest are counted.")
+
+
+class DataConfig(Section):
+    train: list[DataSource] = Field(min_length=1)
+    eval: list[DataSource] = []
+    max_prompt_tokens: int = Field(
+        default=1024, gt=0, description="Problems whose search prompt is longer are left out, and counted."
+    )
+
+
+class PromptsConfig(Section):
+    """Chat templates with {problem}, {traces} and, for one trace, {number}, {trace}. Empty: the built-in text."""
+
+    search: str = Field(default="{problem}")
+    aggregation: str | None = None
+    trace: str | None = None
+    unfinished: str | None = None
+    system: str | None = None
+    instruction: str | None = Field(
+        default=None, description="Answer-format instruction added to a problem that does not carry it; '' adds none."
+    )
+    view: Literal["whole", "answer", "tail"] = Field(
+        default="whole", description="What the aggregator sees: all, the text after the last </think>, or the tail."
+    )
+    tail_tokens: int | None = Field(default=None, gt=0, description="For view: tail.")
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _tail(self) -> PromptsConfig:
+        if (self.view == "tail") != (self.tail_tokens is not None):
+            raise ValueError(
+                f"prompts.view is {self.view!r} and prompts.tail_tokens is {self.tail_tokens}: "
+                "set prompts.tail_tokens exactly when prompts.view is 'tail'"
+            )
+        return self
+
+
+class RewardsConfig(Section):
+    time_limit_s: float = Field(default=5.0, gt=0, description="Wall-clock limit of one verification; past it: 0.")
+    workers: int = Field(default=2, gt=0, description="Verifier processes on each rank.")
+
+
+class RolloutConfig(Section):
+    engine: Literal["transformers"] = "transformers"
+    temperature: float = Field(default=1.0, gt=0)
+    max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
+    max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
+    max_batch: int = Field(default=64, gt=0, description="Sequences that the embedded engine decodes together.")
+
+
+class AlgorithmConfig(Section):
+    """The paper's N1, n, K, N2 and how credit becomes a loss."""
+
+    objective: str = "spiral"
+    search_traces: int = Field(default=8, gt=0, description="N1")
+    set_size: int = Field(default=4, gt=0, description="n")
+    num_sets: int = Field(default=4, gt=0, description="K")
+    aggregation_traces: int = Field(default=4, gt=0, description="N2, for each set")
+    set_design: Literal["uniform", "ordered", "balanced"] = "uniform"
+    normalize_std: bool = Field(default=False, description="grpo only: divide advantages by their standard deviation.")
+    target_length: int | None = Field(default=None, gt=0, description="L_target of the length gate; null: no gate.")
+    component_weights: Literal["paper", "unbiased"] | dict[str, float] = "paper"
+    loss_reduction: Literal["sum", "token_mean", "sequence_mean"] | dict[
+        str, Literal["sum", "token_mean", "sequence_mean"]
+    ] = "sum"
+    loss: Literal["importance_sampling", "ppo_clip", "cispo", "gspo", "truncated_importance_sampling"] = (
+        "importance_sampling"
+    )
+    clip_low: float = Field(default=0.2, ge=0, description="Ratios are clipped below at 1 - clip_low.")
+    clip_high: float = Field(default=0.2, ge=0, description="Ratios are clipped above at 1 + clip_high.")
+    ratio_cap: float = Field(default=2.0, gt=0, description="truncated_importance_sampling: largest weight.")
+
+
+class BatchConfig(Section):
+    problems: int = Field(default=256, gt=0, description="|B|: problems (effective ones) in an optimizer step.")
+    minibatches: int = Field(default=1, gt=0, description="Optimizer updates made from one batch.")
+    dynamic_sampling: bool = Field(default=True, description="Draw until `problems` of them are effective.")
+    max_resample_rounds: int = Field(default=4, ge=0, description="Rounds after the first, at most.")
+
+
+class CheckpointConfig(Section):
+    every: int = Field(default=50, gt=0, description="Steps between checkpoints; the last step is always saved.")
+    keep_last: int = Field(default=2, gt=0)
+    save_hf: bool = Field(default=True, description="Write the final weights in Hugging Face form to run.dir/model.")
+
+
+class EvalConfig(Section):
+    every: int | None = Field(default=None, gt=0, description="Steps between evaluations; null: start and end only.")
+    repeats: int = Field(default=1, gt=0, description="Episodes sampled for each held-out problem.")
+
+
+class TelemetryConfig(Section):
+    wandb: str | None = Field(default=None, description="Project name; null: off. WANDB_MODE=offline needs no account.")
+    tensorboard: bool = False
+    traces: bool = Field(default=True, description="Save every trace of every step to run.dir/traces.")
+
+
+class Config(Section):
+    run: RunConfig
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    prompts: PromptsConfig = PromptsConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    policy: PolicyConfig = PolicyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _contradictions(self) -> Config:
+        problems = list(find_contradictions(self))
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def find_contradictions(config: Config) -> Iterator[str]:
+    """What no single key shows: one sentence each, naming key, value and remedy."""
+    rollout, algorithm, batch = config.rollout, config.algorithm, config.batch
+    if rollout.max_response_tokens >= rollout.max_context_tokens:
+        yield (
+            f"rollout.max_response_tokens is {rollout.max_response_tokens}, which leaves no room for a prompt in "
+            f"rollout.max_context_tokens ({rollout.max_context_tokens}): lower the first or raise the second"
+        )
+    if config.data.max_prompt_tokens + rollout.max_response_tokens > rollout.max_context_tokens:
+        yield (
+            f"data.max_prompt_tokens ({config.data.max_prompt_tokens}) plus rollout.max_response_tokens "
+            f"({rollout.max_response_tokens}) is more than rollout.max_context_tokens ({rollout.max_context_tokens}): "
+            "lower one of the first two or raise the last"
+        )
+    if config.policy.microbatch_tokens < rollout.max_context_tokens:
+        yield (
+            f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "
+            f"rollout.max_context_tokens ({rollout.max_context_tokens}) tokens: raise policy.microbatch_tokens"
+        )
+    if algorithm.target_length is not None and algorithm.target_length > rollout.max_response_tokens:
+        yield (
+            f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "
+            f"({rollout.max_response_tokens}), so the gate could never close: lower it, or set it to null"
+        )
+    if batch.problems % batch.minibatches:
+        yield (
+            f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
+            "choose a divisor"
+        )
+    yield from _set_contradictions(algorithm)
+
+
+def _set_contradictions(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.objective == "grpo":
+        if algorithm.search_traces < 2:
+            yield "algorithm.search_traces is 1, so every grpo advantage is zero: take at least 2"
+        return
+    if algorithm.normalize_std:
+        yield "algorithm.normalize_std is true, but only objective grpo divides by the deviation: set it to false"
+    try:
+        check_design(
+            algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design
+        )
+    except ValueError as error:
+        yield f"algorithm (search_traces, set_size, num_sets, set_design): {error}"
+    if algorithm.num_sets < 2 and algorithm.aggregation_traces < 2:
+        yield (
+            "algorithm.num_sets and algorithm.aggregation_traces are both 1, so every advantage is zero: "
+            "raise one of them to at least 2"
+        )

@@ -1,0 +1,1 @@
+"""Problems in, in a known order: reading, filtering, sampling."""

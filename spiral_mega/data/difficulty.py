@@ -1,0 +1,77 @@
+"""Keeping the problems that a model solves sometimes: only those carry a learning signal."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from spiral_mega.data.errors import DataError
+from spiral_mega.data.schemas import problem_row
+from spiral_mega.traces import Problem
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DifficultySplit:
+    """Problems kept, in order, and the counts of those left out on either side."""
+
+    kept: list[Problem]
+    too_hard: int
+    too_easy: int
+
+
+def split_by_difficulty(
+    problems: Sequence[Problem], rewards: Mapping[str, Sequence[float]], low: float = 0.0, high: float = 1.0
+) -> DifficultySplit:
+    """Keeps the problems with low < mean reward < high; both bounds are exclusive.
+
+    `rewards` holds, for each problem's id, the rewards of its samples (one or more). Raises DataError for empty
+    bounds, for rewards that are missing or not finite, and for rewards of an unknown problem.
+    """
+    if not low < high:
+        raise DataError(f"low is {low} and high is {high}: low must be below high")
+    unknown = sorted(set(rewards) - {problem.id for problem in problems})
+    if unknown:
+        raise DataError(f"{len(unknown)} ids have rewards but are no problem, such as {unknown[0]!r}: use one data set")
+    kept: list[Problem] = []
+    too_hard = too_easy = 0
+    for problem in problems:
+        samples = rewards.get(problem.id, ())
+        if not samples or not all(map(math.isfinite, samples)):
+            raise DataError(f"problem {problem.id!r} has rewards {list(samples)}: sample it at least once, finitely")
+        mean = fmean(samples)
+        if mean <= low:
+            too_hard += 1
+        elif mean >= high:
+            too_easy += 1
+        else:
+            kept.append(problem)
+    logger.info("%d problems kept, %d too hard, %d too easy", len(kept), too_hard, too_easy)
+    return DifficultySplit(kept, too_hard, too_easy)
+
+
+def write_problems(problems: Sequence[Problem], path: str | Path) -> int:
+    """Writes JSONL that `load_problems` reads back to equal problems; returns their number.
+
+    The file appears whole or not at all. Raises DataError when the path is not .jsonl or there is no problem.
+    """
+    path = Path(path)
+    if path.suffix != ".jsonl":
+        raise DataError(f"{path}: problems are written as JSONL: end the name with .jsonl")
+    if not problems:
+        raise DataError(f"{path}: no problem to write: widen the bounds, or check the data and the rewards")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        for problem in problems:
+            file.write(json.dumps(problem_row(problem), ensure_ascii=False) + "\n")
+    os.replace(partial, path)
+    logger.info("%d problems written to %s", len(problems), path)
+    return len(problems)

@@ -1,0 +1,31 @@
+"""Leaving out problems whose prompt is too long. A prompt is never cut: a cut problem is another problem."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from spiral_mega.data.errors import DataError
+from spiral_mega.traces import Problem
+
+logger = logging.getLogger(__name__)
+
+
+def fit_prompts(
+    problems: Sequence[Problem], prompt: Callable[[Problem], list[int]], max_prompt_tokens: int
+) -> tuple[list[Problem], int]:
+    """The problems whose prompt has at most `max_prompt_tokens` tokens, in order, and how many were left out.
+
+    `prompt` gives a problem's tokens, as `Prompter.search_prompt` does. Raises DataError when none is left.
+    """
+    lengths = [len(prompt(problem)) for problem in problems]
+    kept = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
+    if not kept:
+        shortest = f"the shortest prompt has {min(lengths)} tokens" if lengths else "there were none to begin with"
+        raise DataError(
+            f"data.max_prompt_tokens is {max_prompt_tokens}, which leaves none of {len(lengths)} problems "
+            f"({shortest}): raise data.max_prompt_tokens, or check prompts and data"
+        )
+    left_out = len(problems) - len(kept)
+    logger.info("%d of %d problems left out: prompt above %d tokens", left_out, len(problems), max_prompt_tokens)
+    return kept, left_out

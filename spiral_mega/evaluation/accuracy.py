@@ -1,0 +1,36 @@
+"""Accuracy on held-out problems: of single search traces, of the best of them, and after one aggregation step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spiral_mega.distributed import sum_over_ranks
+from spiral_mega.rollout.pipeline import Pipeline, Task
+from spiral_mega.runtime import Runtime
+from spiral_mega.traces import Problem
+
+
+def evaluate(
+    pipeline: Pipeline, problems: Sequence[Problem], repeats: int, runtime: Runtime, run_seed: int
+) -> dict[str, float]:
+    """Mean rewards over all held-out problems, each sampled `repeats` times; equal on all ranks.
+
+    The seeds do not depend on the step, so that two evaluations differ only by the weights. The best of the N1
+    search traces is reported as pass@N1 (a trace passes when its reward is at least 1).
+    """
+    tasks = [
+        Task(problem, -1, (run_seed, "eval", problem.id, repeat)) for problem in problems for repeat in range(repeats)
+    ]
+    sums = {"search": 0.0, "pass": 0.0, "aggregation": 0.0}
+    for episode in pipeline.run(tasks[runtime.rank :: runtime.world_size], aggregates=True):
+        rewards = [trace.reward for trace in episode.search]
+        answers = [trace.reward for group in episode.aggregation for trace in group]
+        sums["search"] += sum(rewards) / len(rewards)
+        sums["pass"] += float(max(rewards) >= 1.0)
+        sums["aggregation"] += sum(answers) / len(answers)
+    means = {name: value / len(tasks) for name, value in sum_over_ranks(sums).items()}
+    return {
+        "eval/search_accuracy": means["search"],
+        f"eval/pass@{pipeline.algorithm.search_traces}": means["pass"],
+        "eval/aggregation_accuracy": means["aggregation"],
+    }

@@ -1,0 +1,49 @@
+"""`spiral-mega filter`: sample every training problem and keep those that the model sometimes solves."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from spiral_mega.config import Config
+from spiral_mega.data.difficulty import split_by_difficulty, write_problems
+from spiral_mega.distributed import gather_objects
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verifier
+from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.pipeline import Pipeline, Task
+from spiral_mega.rollout.weights import pretrained_weights
+from spiral_mega.run import load_problems_for, load_tokenizer, stop_ids
+from spiral_mega.runtime import Runtime
+from spiral_mega.telemetry import setup_logging
+
+log = logging.getLogger(__name__)
+
+CHUNK = 64  # problems of a rank between two lines of progress
+
+
+def filter_by_difficulty(
+    config: Config, runtime: Runtime, output: Path, *, samples: int, low: float, high: float
+) -> None:
+    """Write the training problems with low < mean reward of `samples` responses < high to `output`; collective."""
+    setup_logging(runtime.rank, Path(config.run.dir))
+    tokenizer = load_tokenizer(config.model)
+    prompter = Prompter(config.prompts, tokenizer)
+    problems = load_problems_for(config, prompter, config.data.train)
+    engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+    engine.load_weights(pretrained_weights(config.model.path))
+    algorithm = config.algorithm.model_copy(update={"search_traces": samples})
+    rewards: dict[str, list[float]] = {}
+    with Verifier(config.rewards.time_limit_s, config.rewards.workers) as verifier:
+        pipeline = Pipeline(engine, prompter, verifier, tokenizer, algorithm, config.rollout)
+        stride = CHUNK * runtime.world_size
+        for start in range(0, len(problems), stride):
+            chunk = problems[start : start + stride][runtime.rank :: runtime.world_size]
+            tasks = [Task(problem, -1, (config.run.seed, "filter", problem.id)) for problem in chunk]
+            episodes = pipeline.run(tasks, aggregates=False)
+            for part in gather_objects([(e.problem.id, [t.reward for t in e.search]) for e in episodes]):
+                rewards.update(part)
+            log.info("%d of %d problems sampled", len(rewards), len(problems))
+    split = split_by_difficulty(problems, rewards, low, high)
+    if runtime.is_main:
+        write_problems(split.kept, output)

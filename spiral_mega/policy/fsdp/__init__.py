@@ -1,0 +1,1 @@
+"""The policy on FSDP2."""

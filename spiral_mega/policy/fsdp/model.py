@@ -1,0 +1,97 @@
+"""A transformers causal model, sharded by FSDP2 from outside: the model's own code knows nothing of it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+import spiral_mega.packing.segment_attention  # noqa: F401  (registers segment_sdpa)
+from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
+from spiral_mega.policy.lora import add_lora
+from spiral_mega.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+
+def read_model_config(path: str) -> PretrainedConfig:
+    """The model's own config, with every dropout off: a policy gradient needs the sampler's distribution."""
+    config = AutoConfig.from_pretrained(path)
+    for name, value in list(vars(config).items()):
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value:
+            log.info("%s of %s is %s; trained with 0", name, path, value)
+            setattr(config, name, 0.0)
+    return config
+
+
+def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtime, seed: int) -> nn.Module:
+    """The model of `model_config`, sharded over all ranks, float32 masters, with adapters if asked for.
+
+    Rank 0 alone reads the files; the others receive their shards from it. No rank puts the whole model on its
+    accelerator.
+    """
+    hf_config = read_model_config(model_config.path)
+    attention = runtime.attention if config.attention == "auto" else config.attention
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
+    model.tie_weights()  # emptying the weights untied them
+    with init_empty_weights(include_buffers=False):
+        model = _adapt(model, model_config.lora, seed)
+    weights = _read_weights(model_config, hf_config, seed) if runtime.is_main else {}
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    _shard(model, config)
+    _materialise(model, runtime.device)
+    set_model_state_dict(
+        model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
+    )
+    return model.train()
+
+
+def _adapt(model: nn.Module, lora: LoraConfig | None, seed: int) -> nn.Module:
+    return model if lora is None else add_lora(model, lora, seed)
+
+
+def _read_weights(model_config: ModelConfig, hf_config: PretrainedConfig, seed: int) -> dict[str, torch.Tensor]:
+    source = AutoModelForCausalLM.from_pretrained(
+        model_config.path, config=hf_config, dtype=torch.float32, low_cpu_mem_usage=True
+    )
+    return _adapt(source, model_config.lora, seed).state_dict()
+
+
+def _shard(model: nn.Module, config: PolicyConfig) -> None:
+    """Each decoder layer is one unit, the rest (embedding, norm, head) the root's. Gradients are sums, not means."""
+    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
+    layer_types = set(model._no_split_modules or [])
+    layers = [module for module in model.modules() if type(module).__name__ in layer_types]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} does not name its decoder layers (_no_split_modules): cannot shard it")
+    for module in [*layers, model]:
+        fully_shard(module, mp_policy=precision)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _materialise(model: nn.Module, device: torch.device) -> None:
+    """Give meta parameters memory on `device`.
+
+    Buffers (rotary frequencies) were computed and keep their values; `to_empty` would also untie shared parameters.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(parameter, []).append((module, name))
+    model.to_empty(device=device)
+    for (first, first_name), *others in places.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,0 +1,139 @@
+"""The FSDP2 policy: forward on packed sequences, weighted sums of token losses, one optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.checkpoint.export import save_pretrained
+from spiral_mega.config import Config
+from spiral_mega.distributed import max_over_ranks, sum_over_ranks
+from spiral_mega.packing.flat import PackedBatch, pack
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy.fsdp.model import build_model
+from spiral_mega.policy.lora import full_weights
+from spiral_mega.policy.optimizer import make_optimizer, make_schedule
+from spiral_mega.runtime import Runtime
+
+
+@dataclass
+class _Totals:
+    """Sums over the tokens trained on, this rank's, of what the metrics are made of."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+
+    def add(self, **values: torch.Tensor) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value.sum())
+
+    def raise_to(self, **values: torch.Tensor) -> None:
+        for name, value in values.items():
+            if value.numel():
+                self.peak[name] = max(self.peak.get(name, -math.inf), float(value.max()))
+
+
+class FsdpPolicy:
+    """See spiral_mega.policy.policy.Policy. Log-probs are taken at the temperature that the sampler used."""
+
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        self.config = config
+        self.device = runtime.device
+        self.model = build_model(config.model, config.policy, runtime, config.run.seed)
+        self.loss_fn = make_loss(config.algorithm)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
+        updates = config.run.steps * config.batch.minibatches
+        self.schedule = make_schedule(self.optimizer, config.optimizer, updates)
+
+    def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
+        totals = _Totals()
+        for sequences in microbatches:
+            self._accumulate(pack(sequences).to(self.device), totals)
+        norm = self._gradient_norm()
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        lr = self.schedule.get_last_lr()[0]
+        self.schedule.step()
+        return {
+            **_reduce(totals),
+            "optim/grad_norm": norm,
+            "optim/lr": lr,
+            "optim/skipped": float(skipped),
+            "optim/microbatches": float(len(microbatches)),
+        }
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return full_weights(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options())
+        return {"model": model, "optimizer": optimizer, "schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=self._options(),
+        )
+        self.schedule.load_state_dict(state["schedule"])
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_pretrained(self.weights(), self.config.model, folder)
+
+    def _options(self) -> StateDictOptions:
+        lora = self.config.model.lora is not None
+        return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
+
+    def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
+        """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
+        logits = self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.rows,
+            **batch.attention_kwargs(),
+        ).logits[0]
+        logprobs_RV = torch.log_softmax(logits.float() / self.config.rollout.temperature, dim=-1)
+        logprobs = logprobs_RV.gather(1, batch.targets[:, None])[:, 0]
+        tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
+        (tokens.loss * batch.weights).sum().backward()
+        with torch.no_grad():
+            entropy = -(logprobs_RV.exp() * logprobs_RV).nan_to_num(nan=0.0).sum(-1)
+            ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
+            totals.add(
+                tokens=torch.ones_like(logprobs), loss=tokens.loss * batch.weights, entropy=entropy, log_ratio=ratio,
+                clipped=tokens.clipped, masked=tokens.masked,
+            )  # fmt: skip
+            totals.raise_to(log_ratio_abs=ratio.abs())
+
+    def _gradient_norm(self) -> float:
+        """Clip to max_grad_norm and return the norm before; not finite when some gradient is not."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        norm = torch.nn.utils.clip_grad_norm_(trainable, self.config.optimizer.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _reduce(totals: _Totals) -> dict[str, float]:
+    sums, peak = sum_over_ranks(totals.sums), max_over_ranks(totals.peak)
+    tokens = max(sums.get("tokens", 0.0), 1.0)
+    return {
+        "train/loss": sums.get("loss", 0.0),
+        "train/tokens": sums.get("tokens", 0.0),
+        "train/clipped": sums.get("clipped", 0.0) / tokens,
+        "entropy/trained": sums.get("entropy", 0.0) / tokens,
+        "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / tokens,
+        "sampler/log_ratio_abs_max": peak.get("log_ratio_abs", 0.0),
+        "sampler/masked_tokens": sums.get("masked", 0.0),
+    }

@@ -1,0 +1,35 @@
+"""AdamW and its learning-rate schedule, as the config describes them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from spiral_mega.config import OptimizerConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters; vectors (norms, biases) are never decayed."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
+    )
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:
+    """Linear warm-up over `warmup_steps` updates, then constant, or linear or cosine decay to 0 at the end."""
+
+    def factor(update: int) -> float:
+        warm = min(1.0, (update + 1) / (config.warmup_steps + 1))
+        left = 1.0 - min(1.0, max(0, update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
+        decay = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}
+        return warm * decay[config.schedule]
+
+    return LambdaLR(optimizer, factor)

@@ -1,0 +1,33 @@
+"""What the loop asks of a policy, whatever shards it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from spiral_mega.algorithm.losses import TokenLoss
+from spiral_mega.packing.sequences import Sequence
+
+LossFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], TokenLoss]
+
+
+class Policy(Protocol):
+    """A model that is trained on weighted sequences and gives away its weights."""
+
+    def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
+        """One optimizer step on this rank's micro-batches (every rank has as many). Metrics, equal on all ranks."""
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors by Hugging Face name, adapters merged, one at a time; collective."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Sharded model, optimizer and schedule, for torch.distributed.checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the merged weights in Hugging Face form; collective."""

@@ -1,0 +1,11 @@
+"""Rewards: is a response's answer one of the problem's ground truths? Verified in killable processes.
+
+Kinds: `math` (last boxed answer, math-verify), `exact` (text), `arithmetic` (number paths), or the import path
+`package.module:function` of a function (response: str, answer: tuple[str, ...]) -> float.
+"""
+
+from spiral_mega.rewards.answers import normalize_answer
+from spiral_mega.rewards.kinds import check_kind
+from spiral_mega.rewards.verifier import Verdict, Verifier, verify
+
+__all__ = ["Verdict", "Verifier", "check_kind", "normalize_answer", "verify"]

@@ -1,0 +1,54 @@
+"""What a step's episodes look like in numbers, over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from spiral_mega.distributed import sum_over_ranks
+from spiral_mega.rollout.batch import Batch
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Means over every trace sampled for the step, by component; collective.
+
+    `entropy/*` is -mean log-prob of the sampled tokens: an unbiased estimate of the sampler's token entropy over
+    all traces, whether trained on or not.
+    """
+    sums: Counter[str] = Counter()
+    for _, episode in batch.sampled:
+        for trace in episode.traces():
+            finite = [p for p in trace.logprobs if math.isfinite(p)]
+            sums.update(
+                {
+                    f"traces/{trace.component}": 1.0,
+                    f"tokens/{trace.component}": trace.length,
+                    f"reward/{trace.component}": trace.reward,
+                    f"gated/{trace.component}": trace.gated,
+                    f"cut/{trace.component}": trace.finish == "length",
+                    f"surprise/{trace.component}": -sum(finite),
+                    f"finite/{trace.component}": len(finite),
+                    f"verify/{trace.verification}": 1.0,
+                    "prompt_tokens": len(trace.prompt_ids),
+                }
+            )
+    total = sum_over_ranks(dict(sums))
+    metrics = {
+        "batch/problems": float(len(batch.kept_draws)),
+        "batch/draws": float(batch.draws),
+        "batch/surplus": float(max(0, batch.effective - len(batch.kept_draws))),
+        "effective/share": batch.effective / batch.draws,
+        "effective/rounds": float(batch.rounds),
+        "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
+        "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),
+    }
+    for name, count in total.items():
+        kind, _, component = name.partition("/")
+        if kind == "verify":
+            metrics[name] = count
+        elif kind == "traces":
+            for mean in ("reward", "gated", "cut"):
+                metrics[f"{mean}/{component}"] = total[f"{mean}/{component}"] / count
+            metrics[f"length/{component}"] = total[f"tokens/{component}"] / count
+            metrics[f"entropy/{component}"] = total[f"surprise/{component}"] / max(total[f"finite/{component}"], 1.0)
+    return metrics

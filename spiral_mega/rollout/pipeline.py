@@ -1,0 +1,148 @@
+"""Search -> sets -> aggregation -> rewards for a list of problems, streamed: a set starts when its traces are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from spiral_mega.algorithm.sets import sample_sets
+from spiral_mega.config import AlgorithmConfig, RolloutConfig
+from spiral_mega.distributed import gather_objects
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verdict, Verifier
+from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
+from spiral_mega.seeds import derive_seed
+from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
+
+
+class Interrupted(Exception):
+    """The run was asked to stop while episodes were being sampled; nothing of them is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem to sample an episode for. `seed_parts` tell this episode from every other of the run."""
+
+    problem: Problem
+    step: int
+    seed_parts: tuple[int | str, ...]
+
+
+class Pipeline:
+    """Turns tasks into episodes with rewards, on this rank's engine. Credit is assigned elsewhere.
+
+    `interrupted` is asked between engine steps whether to give up.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        prompter: Prompter,
+        verifier: Verifier,
+        tokenizer: PreTrainedTokenizerBase,
+        algorithm: AlgorithmConfig,
+        rollout: RolloutConfig,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.engine, self.prompter, self.verifier, self.tokenizer = engine, prompter, verifier, tokenizer
+        self.algorithm, self.rollout = algorithm, rollout
+        self.interrupted = interrupted
+
+    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[Episode]:
+        """One episode for each of this rank's tasks, in order; collective.
+
+        Raises Interrupted on every rank when any of them was told to stop.
+        """
+        runs = [_EpisodeRun(self, index, task, aggregates) for index, task in enumerate(tasks)]
+        for run in runs:
+            run.start()
+        stopped = False
+        while self.engine.has_unfinished() and not (stopped := self.interrupted()):
+            for sample in self.engine.step():
+                runs[sample.key[0]].receive(sample)
+        if any(gather_objects(stopped)):
+            raise Interrupted
+        return [run.finish() for run in runs]
+
+
+class _EpisodeRun:
+    """One episode in the making. Request keys are (index, component, set index)."""
+
+    def __init__(self, pipeline: Pipeline, index: int, task: Task, aggregates: bool) -> None:
+        self.pipeline, self.index, self.task = pipeline, index, task
+        algorithm = pipeline.algorithm
+        self.sets: list[tuple[int, ...]] = []
+        if aggregates:
+            rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
+            self.sets = sample_sets(
+                algorithm.search_traces, algorithm.set_size, algorithm.num_sets, rng=rng, method=algorithm.set_design
+            )
+        self.search: list[Trace | None] = [None] * algorithm.search_traces
+        self.aggregation: list[list[Trace | None]] = [[None] * algorithm.aggregation_traces for _ in self.sets]
+        self.waiting = set(range(len(self.sets)))
+        self.verdicts: list[tuple[Trace, Future[Verdict]]] = []
+        self.prompts: dict[int | None, list[int]] = {}
+
+    def start(self) -> None:
+        prompt = self.pipeline.prompter.search_prompt(self.task.problem)
+        self._request(SEARCH, None, prompt, self.pipeline.algorithm.search_traces)
+
+    def receive(self, sample: Sample) -> None:
+        _, component, set_index = sample.key
+        trace = Trace(
+            component=component,
+            index=sample.index,
+            set_index=set_index,
+            prompt_ids=self.prompts[set_index],
+            response_ids=sample.token_ids,
+            logprobs=sample.logprobs,
+            finish=sample.finish,
+            text=self.pipeline.tokenizer.decode(sample.token_ids, skip_special_tokens=True),
+        )
+        self._store(trace)
+        if component == SEARCH:
+            for l in sorted(self.waiting):
+                if all(self.search[j] is not None for j in self.sets[l]):
+                    self.waiting.remove(l)
+                    self._aggregate(l)
+
+    def finish(self) -> Episode:
+        for trace, future in self.verdicts:
+            verdict = future.result()
+            trace.reward, trace.verification = verdict.reward, verdict.status
+        return Episode(self.task.problem, self.task.step, self.search, self.sets, self.aggregation)  # type: ignore[arg-type]
+
+    def _aggregate(self, set_index: int) -> None:
+        members = [self.search[j] for j in self.sets[set_index]]
+        prompt = self.pipeline.prompter.aggregation_prompt(self.task.problem, members)  # type: ignore[arg-type]
+        count = self.pipeline.algorithm.aggregation_traces
+        if len(prompt) < self.pipeline.rollout.max_context_tokens:
+            self._request(AGGREGATION, set_index, prompt, count)
+            return
+        # No room to answer: the traces exist, empty and cut, score 0, and are counted as cut.
+        self.prompts[set_index] = prompt
+        for i in range(count):
+            self._store(Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index))
+
+    def _request(self, component: str, set_index: int | None, prompt: list[int], count: int) -> None:
+        rollout = self.pipeline.rollout
+        self.prompts[set_index] = prompt
+        self.pipeline.engine.add(
+            Request(
+                key=(self.index, component, set_index),
+                prompt_ids=prompt,
+                num_samples=count,
+                seed=derive_seed(*self.task.seed_parts, component, -1 if set_index is None else set_index),
+                max_tokens=min(rollout.max_response_tokens, rollout.max_context_tokens - len(prompt)),
+            )
+        )
+
+    def _store(self, trace: Trace) -> None:
+        row = self.search if trace.set_index is None else self.aggregation[trace.set_index]
+        row[trace.index] = trace
+        problem = self.task.problem
+        self.verdicts.append((trace, self.pipeline.verifier.submit(trace.text, problem.answer, problem.kind)))

@@ -1,0 +1,220 @@
+"""A run's parts, built in order from cheap to expensive, so that what is wrong shows before weights are loaded."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from spiral_mega.algorithm.objectives import Objective, make_objective
+from spiral_mega.algorithm.weighting import Weighting, make_weighting
+from spiral_mega.checkpoint.manager import CheckpointError, CheckpointManager
+from spiral_mega.config import Config, ConfigError, DataSource, ModelConfig, dump_config
+from spiral_mega.data.filters import fit_prompts
+from spiral_mega.data.problems import fingerprint, load_sources
+from spiral_mega.data.sampler import ProblemSampler
+from spiral_mega.policy import Policy, build_policy
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verifier, check_kind
+from spiral_mega.rollout import RolloutEngine, build_engine
+from spiral_mega.rollout.batch import BatchCollector
+from spiral_mega.rollout.pipeline import Pipeline
+from spiral_mega.runtime import Runtime
+from spiral_mega.signals import StopRequest
+from spiral_mega.telemetry import StageTimer, Telemetry, setup_logging
+from spiral_mega.telemetry.trace_writer import remove_traces
+from spiral_mega.traces import Problem
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """Everything that the loop uses. Built by `open_run`."""
+
+    config: Config
+    runtime: Runtime
+    folder: Path
+    train_problems: list[Problem]
+    eval_problems: list[Problem]
+    sampler: ProblemSampler
+    objective: Objective
+    weighting: Weighting
+    engine: RolloutEngine
+    pipeline: Pipeline
+    collector: BatchCollector
+    policy: Policy
+    checkpoints: CheckpointManager
+    telemetry: Telemetry
+    timer: StageTimer
+    stop: StopRequest
+
+    def save(self, step: int) -> None:
+        """Start a checkpoint of the state after `step` steps."""
+        meta = {
+            "step": step,
+            "world_size": self.runtime.world_size,
+            "data": fingerprint(self.train_problems),
+            "config": self.config.model_dump(mode="json"),
+        }
+        with self.timer("checkpoint"):
+            self.checkpoints.save(step, self._state(step), meta)
+
+    def resume(self) -> int:
+        """Load the newest checkpoint, if resuming is wanted and there is one. The steps done so far."""
+        latest = self.checkpoints.latest()
+        if latest is None:
+            return 0
+        if self.config.run.resume == "never":
+            raise ConfigError(
+                f"run.dir {self.folder} holds checkpoints and run.resume is 'never': set run.resume=auto, or use another run.dir"
+            )
+        self._check_same_run(self.checkpoints.read_meta(latest))
+        state = self.checkpoints.load(latest, self._state(0))
+        self.policy.load_state_dict(state["policy"])
+        self.sampler.load_state_dict(state["sampler"])
+        if (rng := state.get(self._rng_key())) is not None:
+            _set_rng(rng)
+        if self.runtime.is_main:
+            remove_traces(self.folder, latest + 1)
+        log.info("resumed from step %d", latest)
+        return latest
+
+    def _check_same_run(self, meta: dict[str, Any]) -> None:
+        if meta["data"] != fingerprint(self.train_problems):
+            raise CheckpointError(
+                "the training problems are not those of the checkpoint (another file, filter or order): "
+                "restore them, or start a new run.dir"
+            )
+        if meta["world_size"] != self.runtime.world_size:
+            log.warning(
+                "resuming on %d ranks a run of %d: it goes on, but not bit for bit as before",
+                self.runtime.world_size, meta["world_size"],
+            )  # fmt: skip
+
+    def _state(self, step: int) -> dict[str, Any]:
+        return {
+            "step": step,
+            "policy": self.policy.state_dict(),
+            "sampler": self.sampler.state_dict(),
+            self._rng_key(): _get_rng(),
+        }
+
+    def _rng_key(self) -> str:
+        return f"rng_{self.runtime.rank}_of_{self.runtime.world_size}"
+
+
+@contextmanager
+def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
+    """Build the parts of a run and close them again. Collective."""
+    folder = Path(config.run.dir)
+    setup_logging(runtime.rank, folder)
+    with ExitStack() as stack:
+        stop = StopRequest()
+        stack.callback(stop.restore)
+        _set_seed(config.run.seed)
+        objective = make_objective(config.algorithm)
+        tokenizer = load_tokenizer(config.model)
+        prompter = Prompter(config.prompts, tokenizer)
+        train_problems = load_problems_for(config, prompter, config.data.train)
+        eval_problems = load_problems_for(config, prompter, config.data.eval) if config.data.eval else []
+        _warn_of_overlap(train_problems, eval_problems)
+        if runtime.is_main:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.yaml").write_text(dump_config(config))
+        verifier = stack.enter_context(Verifier(config.rewards.time_limit_s, config.rewards.workers))
+        telemetry = stack.enter_context(
+            Telemetry(
+                folder,
+                config.telemetry,
+                config.run.steps,
+                folder.name,
+                config.model_dump(mode="json"),
+                enabled=runtime.is_main,
+            )
+        )
+        policy = build_policy(config, runtime)
+        engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
+        sampler = ProblemSampler(len(train_problems), config.run.seed)
+        yield Run(
+            config=config,
+            runtime=runtime,
+            folder=folder,
+            train_problems=train_problems,
+            eval_problems=eval_problems,
+            sampler=sampler,
+            objective=objective,
+            weighting=make_weighting(config.algorithm, objective),
+            engine=engine,
+            pipeline=pipeline,
+            collector=BatchCollector(
+                train_problems, sampler, pipeline, objective, config.batch, runtime, config.run.seed
+            ),
+            policy=policy,
+            checkpoints=CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last),
+            telemetry=telemetry,
+            timer=StageTimer(torch.cuda.synchronize if runtime.device.type == "cuda" else None),
+            stop=stop,
+        )
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model; an error that names the folder when there is none."""
+    path = model.tokenizer or model.path
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.tokenizer / model.path {path!r} does not load as a tokenizer: {error}") from error
+
+
+def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end a response: those of the generation config and the tokenizer's own."""
+    try:
+        declared = GenerationConfig.from_pretrained(model.path).eos_token_id
+    except OSError:
+        declared = None
+    declared = declared if isinstance(declared, list) else [declared]
+    ids = frozenset(int(token) for token in [*declared, tokenizer.eos_token_id] if token is not None)
+    if not ids:
+        raise ConfigError(f"model.path {model.path!r} names no end token (generation_config.json, tokenizer): add one")
+    return ids
+
+
+def load_problems_for(config: Config, prompter: Prompter, sources: Sequence[DataSource]) -> list[Problem]:
+    """The problems of `sources` whose prompt fits, with their verifiers checked."""
+    problems = load_sources(sources)
+    for kind in sorted({problem.kind for problem in problems}):
+        check_kind(kind)
+    kept, _ = fit_prompts(problems, prompter.search_prompt, config.data.max_prompt_tokens)
+    return kept
+
+
+def _warn_of_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:
+    known = {repr(problem.messages) for problem in train}
+    if shared := sum(repr(problem.messages) in known for problem in held_out):
+        log.warning("%d of %d evaluation problems are also trained on", shared, len(held_out))
+
+
+def _set_seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _get_rng() -> dict[str, Any]:
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+
+
+def _set_rng(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])

@@ -1,0 +1,59 @@
+"""Where the run happens: the one place that chooses device, backend and attention. Everything else is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """This process among its peers. `attention` names the packed attention that suits the device."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    attention: str
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
+    """Join the process group that torchrun describes, or form one of a single process, and leave it at the end.
+
+    CPU tensors always travel by gloo, so that bookkeeping never waits on the accelerator.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    store = None if "WORLD_SIZE" in os.environ else dist.HashStore()
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=timeout_minutes),
+    )
+    try:
+        yield Runtime(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            device=device,
+            attention="flash_attention_2" if cuda else "segment_sdpa",
+        )
+    finally:
+        dist.destroy_process_group()

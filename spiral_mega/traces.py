@@ -1,0 +1,76 @@
+"""The records that travel from the data to the optimizer: Problem, Trace, Episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length"]
+SEARCH, AGGREGATION = "search", "aggregation"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem, as the data gives it.
+
+    `messages` is the chat that poses it; `answer` holds the accepted ground truths as text (any of them is
+    right); `kind` names the verifier (see `spiral_mega.rewards`).
+    """
+
+    id: str
+    messages: tuple[dict[str, str], ...]
+    answer: tuple[str, ...]
+    kind: str
+    source: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Trace:
+    """One sampled response and everything that training learns of it.
+
+    `response_ids` [L] includes the end token when `finish == "stop"`; `logprobs` [L] are the sampler's, under
+    its temperature. `component` is what the loss weights apply to ("search", "aggregation").
+    `advantage` is the credit after the length gate; `gated` says that the gate set it to zero. `verification`
+    is "ok", or how the verifier failed on it (its reward is then 0).
+    """
+
+    component: str
+    index: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason
+    text: str
+    set_index: int | None = None
+    reward: float = 0.0
+    verification: str = "ok"
+    advantage: float = 0.0
+    gated: bool = False
+
+    @property
+    def length(self) -> int:
+        """Response tokens, the end token included."""
+        return len(self.response_ids)
+
+
+@dataclass(slots=True)
+class Episode:
+    """All that was sampled for one problem: N1 search traces, K sets of them, N2 aggregation traces a set.
+
+    An objective without aggregation leaves `sets` and `aggregation` empty.
+    """
+
+    problem: Problem
+    step: int
+    search: list[Trace]
+    sets: list[tuple[int, ...]] = field(default_factory=list)
+    aggregation: list[list[Trace]] = field(default_factory=list)
+
+    def traces(self) -> list[Trace]:
+        """Search traces first, then the aggregation traces set by set."""
+        return [*self.search, *(trace for group in self.aggregation for trace in group)]
+
+    def effective(self, tolerance: float = 1e-8) -> bool:
+        """Whether any trace would receive a gradient: some gated advantage beyond `tolerance`."""
+        return any(abs(trace.advantage) > tolerance for trace in self.traces())

@@ -1,0 +1,129 @@
+"""The loop. One step: collect -> weigh -> update -> weights into the engine -> log -> checkpoint."""
+
+from __future__ import annotations
+
+import logging
+
+from spiral_mega.algorithm.weighting import ComponentTotals, component_totals
+from spiral_mega.config import Config
+from spiral_mega.distributed import max_over_ranks, sum_over_ranks
+from spiral_mega.evaluation.accuracy import evaluate
+from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.report import summarise
+from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.metrics import batch_metrics
+from spiral_mega.rollout.pipeline import Interrupted
+from spiral_mega.run import Run, open_run
+from spiral_mega.runtime import Runtime
+from spiral_mega.telemetry import memory_metrics
+from spiral_mega.telemetry.trace_writer import trace_path, write_traces
+from spiral_mega.traces import Episode
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config, runtime: Runtime) -> bool:
+    """Run or resume the training that `config` describes. True when it reached its last step, False when stopped."""
+    with open_run(config, runtime) as run:
+        step = run.resume()
+        run.engine.load_weights(run.policy.weights())
+        try:
+            if step == 0:
+                run.telemetry.log(0, _evaluate(run))
+            while step < config.run.steps and not run.stop.on_any_rank():
+                _train_step(run, step)
+                step += 1
+                if step % config.checkpoint.every == 0:
+                    run.save(step)
+        except Interrupted:
+            log.warning("step %d was given up to stop; it will be sampled again on resume", step + 1)
+        finished = step >= config.run.steps
+        if step % config.checkpoint.every:
+            run.save(step)
+        run.checkpoints.wait()
+        if finished and config.checkpoint.save_hf:
+            run.policy.save_pretrained(run.folder / "model")
+    if runtime.is_main:
+        summarise(run.folder)
+    return finished
+
+
+def _train_step(run: Run, step: int) -> None:
+    config, timer = run.config, run.timer
+    sampler_before = run.sampler.state_dict()
+    with timer("step"):
+        try:
+            with timer("rollout"):
+                batch = run.collector.collect(step)
+        except Interrupted:
+            run.sampler.load_state_dict(sampler_before)
+            raise
+        metrics = batch_metrics(batch)
+        updates = []
+        for part in _minibatches(batch, config.batch.minibatches):
+            with timer("exchange"):
+                microbatches = distribute(_sequences(run, part), config.policy.microbatch_tokens)
+            with timer("update"):
+                if microbatches:
+                    updates.append(run.policy.update(microbatches))
+        metrics |= {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]} if updates else {}
+        metrics["optim/updates"] = float(len(updates))
+        with timer("sync"):
+            run.engine.load_weights(run.policy.weights())
+        with timer("save_traces"):
+            if config.telemetry.traces:
+                write_traces(trace_path(run.folder, step + 1, run.runtime.rank), [e for _, e in batch.sampled])
+        run.checkpoints.poll()
+    times = max_over_ranks(timer.pop() | memory_metrics())
+    tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
+    metrics |= times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
+    last = step + 1 == config.run.steps
+    if last or (config.eval.every and (step + 1) % config.eval.every == 0):
+        metrics |= _evaluate(run)
+    run.telemetry.log(step + 1, metrics)
+
+
+def _minibatches(batch: Batch, count: int) -> list[list[tuple[int, Episode]]]:
+    """The kept episodes in `count` parts by draw number, the same parts whatever the number of ranks."""
+    parts = [set(batch.kept_draws[part::count]) for part in range(count)]
+    return [[(draw, episode) for draw, episode in batch.kept if draw in part] for part in parts]
+
+
+def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
+    """This rank's traces with a gradient, weighted by the denominators of all ranks; collective."""
+    local = component_totals([episode for _, episode in kept], run.objective.components)
+    totals = _sum_totals(local)
+    return [
+        Sequence(
+            key=(draw, position),
+            component=trace.component,
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            sampler_logprobs=trace.logprobs,
+            advantage=trace.advantage,
+            weight=run.weighting.trace_weight(trace, totals),
+        )
+        for draw, episode in kept
+        for position, trace in enumerate(episode.traces())
+        if trace.advantage and trace.response_ids
+    ]
+
+
+def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:
+    flat = {f"{name}/{field}": count for name, each in local.items() for field, count in each._asdict().items()}
+    total = sum_over_ranks(flat)
+    return {
+        name: ComponentTotals(**{field: int(total[f"{name}/{field}"]) for field in ComponentTotals._fields})
+        for name in local
+    }
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    if not run.eval_problems:
+        return {}
+    with run.timer("eval"):
+        metrics = evaluate(
+            run.pipeline, run.eval_problems, run.config.eval.repeats, run.runtime, run.config.run.seed
+        )
+    return metrics | run.timer.pop()

@@ -1,0 +1,41 @@
+import resource
+import time
+
+import pytest
+
+from spiral_mega.telemetry import StageTimer, memory_metrics
+
+
+def test_a_stage_adds_up_until_it_is_taken() -> None:
+    timer = StageTimer()
+    for _ in range(2):
+        with timer("rollout"):
+            time.sleep(0.02)
+    with timer("update"):
+        pass
+    times = timer.pop()
+    assert set(times) == {"time/rollout", "time/update"}
+    assert 0.04 <= times["time/rollout"] < 0.4 and times["time/update"] < 0.02
+    assert timer.pop() == {}
+
+
+def test_a_stage_that_raises_is_timed_and_the_error_passes() -> None:
+    timer = StageTimer()
+    with pytest.raises(ValueError, match="in the stage"), timer("verify"):
+        raise ValueError("in the stage")
+    assert "time/verify" in timer.pop()
+
+
+def test_queued_work_is_charged_to_the_stage_that_queued_it() -> None:
+    timer = StageTimer(synchronize=lambda: time.sleep(0.02))
+    with timer("update"):
+        pass
+    assert timer.pop()["time/update"] >= 0.02
+
+
+def test_peak_memory_is_in_gib_and_sees_an_allocation() -> None:
+    before = memory_metrics()["memory/peak_rss_gib"]
+    ballast = bytearray(b"x" * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 2**26))
+    after = memory_metrics()["memory/peak_rss_gib"]
+    assert len(ballast) / 2**30 <= after < 1000
+    assert after > before
