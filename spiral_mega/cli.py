@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spiral_mega.config import Config, ConfigError, dump_config, load_config
+from spiral_mega.config import dump_config, load_config
+from spiral_mega.errors import UserError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -20,12 +23,13 @@ STOPPED = 3  # exit status of a run that was asked to stop: it saved a checkpoin
 @app.command()
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """Train, or go on training from the newest checkpoint in run.dir. Exits with status 3 when stopped by a signal."""
-    loaded = _load(config, overrides)
-    from spiral_mega.runtime import start_runtime
-    from spiral_mega.train import train as run_training
+    with _plain_errors():
+        loaded = load_config(config, overrides or [])
+        from spiral_mega.runtime import start_runtime
+        from spiral_mega.train import train as run_training
 
-    with start_runtime() as runtime:
-        finished = run_training(loaded, runtime)
+        with start_runtime() as runtime:
+            finished = run_training(loaded, runtime)
     if not finished:
         raise typer.Exit(STOPPED)
 
@@ -33,7 +37,8 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 @app.command("config")
 def show_config(config: ConfigPath, overrides: Overrides = None) -> None:
     """Print the resolved configuration, every default included."""
-    typer.echo(dump_config(_load(config, overrides)), nl=False)
+    with _plain_errors():
+        typer.echo(dump_config(load_config(config, overrides or [])), nl=False)
 
 
 @app.command("filter")
@@ -46,17 +51,20 @@ def filter_problems(
     high: Annotated[float, typer.Option(help="... and below this.")] = 1.0,
 ) -> None:
     """Keep the training problems that the model sometimes solves: low < mean reward < high."""
-    loaded = _load(config, overrides)
-    from spiral_mega.filter import filter_by_difficulty
-    from spiral_mega.runtime import start_runtime
+    with _plain_errors():
+        loaded = load_config(config, overrides or [])
+        from spiral_mega.filter import filter_by_difficulty
+        from spiral_mega.runtime import start_runtime
 
-    with start_runtime() as runtime:
-        filter_by_difficulty(loaded, runtime, output, samples=samples, low=low, high=high)
+        with start_runtime() as runtime:
+            filter_by_difficulty(loaded, runtime, output, samples=samples, low=low, high=high)
 
 
-def _load(path: Path, overrides: list[str] | None) -> Config:
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""
     try:
-        return load_config(path, overrides or [])
-    except ConfigError as error:
+        yield
+    except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

@@ -48,4 +48,5 @@ def exchange(outgoing: Sequence[Sequence[T]]) -> list[T]:
     dist.all_to_all_single(received, sent)
     buffer = torch.empty(int(received.sum()), dtype=torch.uint8)
     dist.all_to_all_single(buffer, torch.cat(payloads), received.tolist(), sent.tolist())
-    return [item for part in buffer.split(received.tolist()) for item in pickle.loads(part.numpy().tobytes())]
+    parts = torch.split(buffer, received.tolist())
+    return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]

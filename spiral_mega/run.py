@@ -75,7 +75,8 @@ class Run:
             return 0
         if self.config.run.resume == "never":
             raise ConfigError(
-                f"run.dir {self.folder} holds checkpoints and run.resume is 'never': set run.resume=auto, or use another run.dir"
+                f"run.dir {self.folder} holds checkpoints and run.resume is 'never': "
+                "set run.resume=auto, or use another run.dir"
             )
         self._check_same_run(self.checkpoints.read_meta(latest))
         state = self.checkpoints.load(latest, self._state(0))

@@ -39,7 +39,7 @@ def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    store = None if "WORLD_SIZE" in os.environ else dist.HashStore()
+    store = None if "WORLD_SIZE" in os.environ else dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,

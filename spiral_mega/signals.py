@@ -18,7 +18,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+        self._previous = {int(number): signal.signal(number, self._handle) for number in self.SIGNALS}
 
     def __call__(self) -> bool:
         """Whether this rank was asked to stop."""

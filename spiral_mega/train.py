@@ -67,7 +67,9 @@ def _train_step(run: Run, step: int) -> None:
             with timer("update"):
                 if microbatches:
                     updates.append(run.policy.update(microbatches))
-        metrics |= {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]} if updates else {}
+        metrics |= (
+            {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]} if updates else {}
+        )
         metrics["optim/updates"] = float(len(updates))
         with timer("sync"):
             run.engine.load_weights(run.policy.weights())
@@ -123,7 +125,5 @@ def _evaluate(run: Run) -> dict[str, float]:
     if not run.eval_problems:
         return {}
     with run.timer("eval"):
-        metrics = evaluate(
-            run.pipeline, run.eval_problems, run.config.eval.repeats, run.runtime, run.config.run.seed
-        )
+        metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.runtime, run.config.run.seed)
     return metrics | run.timer.pop()

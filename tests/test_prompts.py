@@ -204,7 +204,7 @@ def test_the_demo_templates_give_one_token_a_word():
     prompter = Prompter(config, tokenizer)
     assert tokenizer.convert_ids_to_tokens(prompter.search_prompt(problem("1 3"))) == ["1", "3", "<answer>"]
     ids = prompter.aggregation_prompt(problem("1 3"), [trace("1 2 3"), trace("1 2", "length")])
-    assert tokenizer.convert_ids_to_tokens(ids) == "1 3 | 1 2 3 | 1 2 ? <answer>".split()
+    assert tokenizer.convert_ids_to_tokens(ids) == ["1", "3", "|", "1", "2", "3", "|", "1", "2", "?", "<answer>"]
 
 
 # Braces
@@ -318,7 +318,8 @@ def test_a_tokenizer_without_a_chat_template_is_an_error(tokenizer):
 
 def test_a_chat_template_that_refuses_the_messages_is_an_error_at_construction(tokenizer):
     picky = word_tokenizer("<end>")
-    picky.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    picky.chat_template = refusal + "{{ messages[0].content }}"
     Prompter(PromptsConfig(), picky)
     with pytest.raises(ValueError, match=r"refuses a system and a user message \(no system role\).*prompts\.system"):
         Prompter(PromptsConfig(system="s"), picky)

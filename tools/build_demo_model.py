@@ -102,9 +102,9 @@ class Recipe:
 
     directed: float = 0.15  # search walks that end at the target
     planted: float = 0.6  # sets that hold a walk to the target
-    copied: float = 0.6  # of those sets, how many are answered with that walk
-    steps: int = 500
-    search_batch: int = 128
+    copied: float = 0.7  # of those sets, how many are answered with that walk
+    steps: int = 600
+    search_batch: int = 96
     aggregation_batch: int = 64
     lr: float = 3e-3
 

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from spiral_mega.errors import UserError
 
 log = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step_(\d{6,})")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be resumed from; the text says why and what to do."""
 
 
@@ -56,7 +59,7 @@ class CheckpointManager:
             partial.mkdir(parents=True)
             (partial / "meta.json").write_text(json.dumps(meta, indent=1))
         dist.barrier()
-        future = dcp.async_save(state, checkpoint_id=partial, process_group=self._group)
+        future = async_save(state, checkpoint_id=partial, process_group=self._group)
         self._writing = (step, future)  # type: ignore[assignment]
 
     def poll(self) -> None:
@@ -85,12 +88,14 @@ class CheckpointManager:
         try:
             return json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): remove {path.parent} to use an older one") from error
+            raise CheckpointError(
+                f"{path} cannot be read ({error}): remove {path.parent} to use an older one"
+            ) from error
 
     def load(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
         """Fill `state`, of the shape that `save` was given, from the checkpoint of `step`."""
         try:
-            dcp.load(state, checkpoint_id=self._path(step), process_group=self._group)
+            load(state, checkpoint_id=self._path(step), process_group=self._group)
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {self._path(step)} does not load ({type(error).__name__}: {error}); if its files are "

@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from spiral_mega.config.schema import Config
+from spiral_mega.errors import UserError
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """A configuration that cannot be used; the text names the file, the keys and the remedies."""
 
 
@@ -25,12 +26,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     A file's `include:` (a name or a list, relative to the file) is merged below the file's own keys; later
     ones win; lists are replaced, not joined. Raises ConfigError.
     """
-    merged = _read(Path(path), ())
+    base = _read(Path(path), ())
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"override {override!r} has no '=': write section.key=value")
     try:
-        merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
         values = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path} with overrides {list(overrides)}: {error}") from error

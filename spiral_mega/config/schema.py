@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from spiral_mega.algorithm.sets import check_design
-
 
 class Section(BaseModel):
     """A part of the configuration: strict types, no unknown keys, immutable once read."""
@@ -41,7 +39,9 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    path: str = Field(description="Folder of a model in Hugging Face form (config, safetensors, tokenizer), or hub name.")
+    path: str = Field(
+        description="Folder of a model in Hugging Face form (config, safetensors, tokenizer), or hub name."
+    )
     tokenizer: str | None = Field(default=None, description="Folder of the tokenizer, when it is not model.path.")
     lora: LoraConfig | None = Field(default=None, description="null trains every weight.")
 
@@ -52,7 +52,8 @@ class PolicyConfig(Section):
         default="float32", description="Compute type; master weights, gradients' reduction and optimizer stay float32."
     )
     attention: str = Field(
-        default="auto", description="auto: flash_attention_2 on GPU, segment-wise SDPA elsewhere; or an attention by name."
+        default="auto",
+        description="auto: flash_attention_2 on GPU, segment-wise SDPA elsewhere; or an attention by name.",
     )
     activation_checkpointing: bool = False
     microbatch_tokens: int = Field(
@@ -79,8 +80,12 @@ class DataSource(Section):
     path: str = Field(description="A .jsonl or .parquet file, or the name of a Hugging Face dataset.")
     split: str = Field(default="train", description="Split, for a dataset by name; files have none.")
     subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
-    kind: str = Field(default="math", description="Verifier of its answers: math, exact, arithmetic, or module:function.")
-    limit: int | None = Field(default=None, gt=0, description="Take the first `limit` problems only; the rest are counted.")
+    kind: str = Field(
+        default="math", description="Verifier of its answers: math, exact, arithmetic, or module:function."
+    )
+    limit: int | None = Field(
+        default=None, gt=0, description="Take the first `limit` problems only; the rest are counted."
+    )
 
 
 class DataConfig(Section):
@@ -143,9 +148,9 @@ class AlgorithmConfig(Section):
     normalize_std: bool = Field(default=False, description="grpo only: divide advantages by their standard deviation.")
     target_length: int | None = Field(default=None, gt=0, description="L_target of the length gate; null: no gate.")
     component_weights: Literal["paper", "unbiased"] | dict[str, float] = "paper"
-    loss_reduction: Literal["sum", "token_mean", "sequence_mean"] | dict[
-        str, Literal["sum", "token_mean", "sequence_mean"]
-    ] = "sum"
+    loss_reduction: (
+        Literal["sum", "token_mean", "sequence_mean"] | dict[str, Literal["sum", "token_mean", "sequence_mean"]]
+    ) = "sum"
     loss: Literal["importance_sampling", "ppo_clip", "cispo", "gspo", "truncated_importance_sampling"] = (
         "importance_sampling"
     )
@@ -203,6 +208,11 @@ class Config(Section):
 
 def find_contradictions(config: Config) -> Iterator[str]:
     """What no single key shows: one sentence each, naming key, value and remedy."""
+    # Recipes and verifiers are typed by this schema, so they can only be imported once it exists.
+    from spiral_mega.algorithm.objectives import make_objective
+    from spiral_mega.algorithm.weighting import make_weighting
+    from spiral_mega.rewards import check_kind
+
     rollout, algorithm, batch = config.rollout, config.algorithm, config.batch
     if rollout.max_response_tokens >= rollout.max_context_tokens:
         yield (
@@ -230,24 +240,12 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
             "choose a divisor"
         )
-    yield from _set_contradictions(algorithm)
-
-
-def _set_contradictions(algorithm: AlgorithmConfig) -> Iterator[str]:
-    if algorithm.objective == "grpo":
-        if algorithm.search_traces < 2:
-            yield "algorithm.search_traces is 1, so every grpo advantage is zero: take at least 2"
-        return
-    if algorithm.normalize_std:
-        yield "algorithm.normalize_std is true, but only objective grpo divides by the deviation: set it to false"
     try:
-        check_design(
-            algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design
-        )
+        make_weighting(algorithm, make_objective(algorithm))
     except ValueError as error:
-        yield f"algorithm (search_traces, set_size, num_sets, set_design): {error}"
-    if algorithm.num_sets < 2 and algorithm.aggregation_traces < 2:
-        yield (
-            "algorithm.num_sets and algorithm.aggregation_traces are both 1, so every advantage is zero: "
-            "raise one of them to at least 2"
-        )
+        yield str(error)
+    for source in (*config.data.train, *config.data.eval):
+        try:
+            check_kind(source.kind)
+        except ValueError as error:
+            yield f"data: kind of {source.path}: {error}"

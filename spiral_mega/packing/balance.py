@@ -26,9 +26,7 @@ def plan_microbatches(lengths: Seq[int], budget: int, world_size: int) -> list[l
     if not lengths:
         return [[] for _ in range(world_size)]
     if max(lengths) > budget:
-        raise ValueError(
-            f"a sequence of {max(lengths)} tokens exceeds policy.microbatch_tokens ({budget}): raise it"
-        )
+        raise ValueError(f"a sequence of {max(lengths)} tokens exceeds policy.microbatch_tokens ({budget}): raise it")
     rounds = -(-sum(lengths) // (budget * world_size))
     while (bins := _pack(lengths, budget, rounds * world_size)) is None:
         rounds += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -29,8 +29,8 @@ class PackedBatch:
     sequence_ids: torch.Tensor
 
     def to(self, device: torch.device) -> PackedBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PackedBatch(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in values.items()})
+        tensors = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "max_length"}
+        return replace(self, **tensors)
 
     def attention_kwargs(self) -> dict[str, torch.Tensor | int]:
         """What variable-length attention needs, under the names that transformers passes to its attention."""

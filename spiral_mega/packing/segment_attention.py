@@ -36,7 +36,9 @@ def segment_sdpa(
     bounds = cu_seq_lens_q.tolist()
     lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
     if sliding_window is not None and max(lengths) > sliding_window:
-        raise ValueError(f"segment_sdpa has no sliding window, and a sequence of {max(lengths)} is over {sliding_window}")
+        raise ValueError(
+            f"segment_sdpa has no sliding window, and a sequence of {max(lengths)} is over {sliding_window}"
+        )
     if dropout or softcap is not None or s_aux is not None or attention_mask is not None:
         raise ValueError("segment_sdpa computes plain causal attention: no dropout, soft cap, sinks or mask")
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))

@@ -4,6 +4,8 @@ from spiral_mega.config import Config
 from spiral_mega.policy.policy import Policy
 from spiral_mega.runtime import Runtime
 
+__all__ = ["Policy", "build_policy"]
+
 
 def build_policy(config: Config, runtime: Runtime) -> Policy:
     """The policy that `policy.backend` names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -41,7 +42,7 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
     A tied head comes as a tensor of its own. Gathering is collective: every rank must iterate to the end.
     """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
     for name, parameter in base.named_parameters(remove_duplicate=False):
         if ".lora_" in name:
             continue
@@ -50,7 +51,7 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if owner.endswith(".base_layer") or owner == "base_layer":
             owner = owner.removesuffix("base_layer").removesuffix(".")
             if leaf == "weight":
-                layer = base.get_submodule(owner)
+                layer: Any = base.get_submodule(owner)
                 update = gather(layer.lora_B[ADAPTER].weight) @ gather(layer.lora_A[ADAPTER].weight)
                 tensor = (tensor.float() + layer.scaling[ADAPTER] * update.float()).to(tensor.dtype)
             name = f"{owner}.{leaf}"

@@ -14,7 +14,7 @@ _lock = Lock()
 
 class _Process(SpawnProcess):
     @staticmethod
-    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
+    def _Popen(process_obj: BaseProcess) -> Any:
         with _lock:
             main = sys.modules["__main__"]
             sys.modules["__main__"] = ModuleType("__main__")

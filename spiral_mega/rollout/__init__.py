@@ -4,6 +4,8 @@ from spiral_mega.config import Config
 from spiral_mega.rollout.engine import RolloutEngine
 from spiral_mega.runtime import Runtime
 
+__all__ = ["RolloutEngine", "build_engine"]
+
 
 def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> RolloutEngine:
     """The engine that `rollout.engine` names, without weights: the policy's are loaded into it."""

@@ -7,9 +7,9 @@ with a prefix cache serves from one prefill.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -18,9 +18,12 @@ from spiral_mega.traces import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """n samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing."""
+    """n samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
 
-    key: Hashable
+    `key` is the caller's, unique among the requests in flight, and comes back with each sample.
+    """
+
+    key: tuple[Any, ...]
     prompt_ids: list[int]
     num_samples: int
     seed: int
@@ -31,7 +34,7 @@ class Request:
 class Sample:
     """A finished response: its tokens [L], end token included, and their log-probs [L] under the temperature."""
 
-    key: Hashable
+    key: tuple[Any, ...]
     index: int
     token_ids: list[int]
     logprobs: list[float]

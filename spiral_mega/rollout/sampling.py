@@ -25,9 +25,7 @@ def _splitmix64(state: np.ndarray) -> np.ndarray:
         return z ^ (z >> np.uint64(31))
 
 
-def sample_tokens(
-    logits: torch.Tensor, temperature: float, uniforms: np.ndarray
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(logits: torch.Tensor, temperature: float, uniforms: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [B] and their log-probs [B] from logits [B, V] / temperature, by inverse transform of uniforms [B].
 
     The sums are taken in float64, so that a large vocabulary does not bias the tail.

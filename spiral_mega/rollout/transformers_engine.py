@@ -15,6 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from spiral_mega.rollout.engine import Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
+from spiral_mega.traces import FinishReason
 
 
 @dataclass(slots=True)
@@ -31,9 +32,7 @@ class TransformersEngine:
     `stop_ids` end a response and are kept in it, also where the padding token is the same.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, *, temperature: float, stop_ids: Iterable[int], max_batch: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, temperature: float, stop_ids: Iterable[int], max_batch: int) -> None:
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.temperature = temperature
@@ -125,5 +124,5 @@ class TransformersEngine:
         )
 
     def _sample(self, row: _Row) -> Sample:
-        finish = "stop" if row.token_ids[-1] in self.stop_ids else "length"
+        finish: FinishReason = "stop" if row.token_ids[-1] in self.stop_ids else "length"
         return Sample(row.request.key, row.index, row.token_ids, row.logprobs, finish)

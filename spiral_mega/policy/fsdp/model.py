@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -29,7 +30,7 @@ def read_model_config(path: str) -> PretrainedConfig:
     return config
 
 
-def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtime, seed: int) -> nn.Module:
+def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtime, seed: int) -> Any:
     """The model of `model_config`, sharded over all ranks, float32 masters, with adapters if asked for.
 
     Rank 0 alone reads the files; the others receive their shards from it. No rank puts the whole model on its
@@ -42,7 +43,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     model.tie_weights()  # emptying the weights untied them
     with init_empty_weights(include_buffers=False):
         model = _adapt(model, model_config.lora, seed)
-    weights = _read_weights(model_config, hf_config, seed) if runtime.is_main else {}
+    weights: dict[str, Any] = _read_weights(model_config, hf_config, seed) if runtime.is_main else {}
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     _shard(model, config)
@@ -53,7 +54,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     return model.train()
 
 
-def _adapt(model: nn.Module, lora: LoraConfig | None, seed: int) -> nn.Module:
+def _adapt(model: Any, lora: LoraConfig | None, seed: int) -> Any:
     return model if lora is None else add_lora(model, lora, seed)
 
 
@@ -64,13 +65,15 @@ def _read_weights(model_config: ModelConfig, hf_config: PretrainedConfig, seed: 
     return _adapt(source, model_config.lora, seed).state_dict()
 
 
-def _shard(model: nn.Module, config: PolicyConfig) -> None:
+def _shard(model: Any, config: PolicyConfig) -> None:
     """Each decoder layer is one unit, the rest (embedding, norm, head) the root's. Gradients are sums, not means."""
     precision = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
     layer_types = set(model._no_split_modules or [])
     layers = [module for module in model.modules() if type(module).__name__ in layer_types]
     if not layers:
-        raise ValueError(f"{type(model).__name__} does not name its decoder layers (_no_split_modules): cannot shard it")
+        raise ValueError(
+            f"{type(model).__name__} does not name its decoder layers (_no_split_modules): cannot shard it"
+        )
     for module in [*layers, model]:
         fully_shard(module, mp_policy=precision)
     for module in model.modules():

@@ -62,7 +62,7 @@ class FsdpPolicy:
         if not skipped:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        lr = self.schedule.get_last_lr()[0]
+        lr = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         return {
             **_reduce(totals),
@@ -108,7 +108,7 @@ class FsdpPolicy:
         logprobs_RV = torch.log_softmax(logits.float() / self.config.rollout.temperature, dim=-1)
         logprobs = logprobs_RV.gather(1, batch.targets[:, None])[:, 0]
         tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
-        (tokens.loss * batch.weights).sum().backward()
+        torch.autograd.backward((tokens.loss * batch.weights).sum())
         with torch.no_grad():
             entropy = -(logprobs_RV.exp() * logprobs_RV).nan_to_num(nan=0.0).sum(-1)
             ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
