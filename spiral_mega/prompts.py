@@ -18,6 +18,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.config.schema import PromptsConfig
+from spiral_mega.errors import UserError
 from spiral_mega.traces import Problem, Trace
 
 INSTRUCTIONS = {"math": "Reason step by step, and put your final answer in \\boxed{}."}
@@ -62,7 +63,7 @@ Span = tuple[str, bool]
 class Prompter:
     """Renders prompts through the tokenizer's chat template, with the generation prompt at the end.
 
-    Raises ValueError, naming the key, for a template that lacks a placeholder or has an unknown one, for a tokenizer
+    Raises UserError, naming the key, for a template that lacks a placeholder or has an unknown one, for a tokenizer
     without a chat template, and for a chat template that refuses the messages (some know no system message).
     """
 
@@ -88,11 +89,11 @@ class Prompter:
     def aggregation_prompt(self, problem: Problem, traces: Sequence[Trace]) -> list[int]:
         """Token ids [P] of the problem and the traces, numbered from 1 in the order given.
 
-        The aggregation template replaces the last user message; earlier messages stay. Raises ValueError without
+        The aggregation template replaces the last user message; earlier messages stay. Raises UserError without
         traces.
         """
         if not traces:
-            raise ValueError(f"problem {problem.id!r}: an aggregation prompt needs at least one trace")
+            raise UserError(f"problem {problem.id!r}: an aggregation prompt needs at least one trace")
         shown: list[Span] = []
         for number, trace in enumerate(traces, start=1):
             template = self._unfinished if trace.finish == "length" else self._trace
@@ -170,18 +171,18 @@ class Prompter:
 
     def _check_tokenizer(self) -> None:
         if not self.tokenizer.chat_template:
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template, as is usual for a base model: "
                 "set model.tokenizer to a tokenizer that has one, or add a chat_template.jinja to the folder"
             )
         if self.config.view == "tail" and not self.tokenizer.is_fast:
-            raise ValueError(
+            raise UserError(
                 f"prompts.view is 'tail', but the tokenizer {self.tokenizer.name_or_path!r} gives no offsets: "
                 "convert it to a tokenizer.json, or choose another view"
             )
         reserved = sorted(RENDERING_KEYS & set(self.config.chat_template_kwargs))
         if reserved:
-            raise ValueError(
+            raise UserError(
                 f"prompts.chat_template_kwargs sets {reserved}, which the trainer sets itself: leave them out"
             )
 
@@ -191,7 +192,7 @@ class Prompter:
         try:
             text: str = self._apply([*system, {"role": "user", "content": "x"}], tokenize=False)
         except Exception as error:  # a template may raise anything
-            raise ValueError(
+            raise UserError(
                 f"the tokenizer's chat template refuses {'a system and ' if system else ''}a user message ({error}): "
                 "correct prompts.chat_template_kwargs, leave out prompts.system, or use another template"
             ) from error
@@ -202,10 +203,10 @@ def _template(key: str, text: str, required: set[str], optional: Collection[str]
     """`text`, if its placeholders are right; raises ValueError otherwise."""
     names = {match[2] for match in PLACEHOLDER.finditer(text) if match[2]}
     for name in sorted(required - names):
-        raise ValueError(f"prompts.{key} is {text!r}, without {{{name}}}: put {{{name}}} where it belongs")
+        raise UserError(f"prompts.{key} is {text!r}, without {{{name}}}: put {{{name}}} where it belongs")
     known = required | set(optional)
     for name in sorted(names - known):
-        raise ValueError(
+        raise UserError(
             f"prompts.{key} is {text!r}, and {{{name}}} is none of its placeholders ({', '.join(sorted(known))}): "
             f"correct it, or write {{{{{name}}}}} for the text {{{name}}}"
         )
@@ -241,7 +242,7 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[re.Pattern[str]
     for breaker in BREAKERS:
         if not any(_reads(tokenizer, text[0] + breaker + text[1:], control[text]) for text in words):
             return pattern, breaker
-    raise ValueError(
+    raise UserError(
         f"the tokenizer {tokenizer.name_or_path!r} reads {words} as control tokens even with a character between "
         "their letters, so problems and traces could forge turns: use a tokenizer with literal special tokens"
     )

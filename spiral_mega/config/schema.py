@@ -77,11 +77,15 @@ class OptimizerConfig(Section):
 
 
 class DataSource(Section):
-    path: str = Field(description="A .jsonl or .parquet file, or the name of a Hugging Face dataset.")
+    path: str = Field(
+        description="A .jsonl or .parquet file, a local dataset folder, or the name of a Hugging Face dataset."
+    )
     split: str = Field(default="train", description="Split, for a dataset by name; files have none.")
     subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
     kind: str = Field(
-        default="math", description="Verifier of its answers: math, exact, arithmetic, or module:function."
+        default="math",
+        description="Verifier of its answers: math, exact, arithmetic, or package.module:function. Rows that name their "
+        "own (as the files of `spiral-mega filter` do) keep it.",
     )
     limit: int | None = Field(
         default=None, gt=0, description="Take the first `limit` problems only; the rest are counted."
@@ -97,7 +101,10 @@ class DataConfig(Section):
 
 
 class PromptsConfig(Section):
-    """Chat templates with {problem}, {traces} and, for one trace, {number}, {trace}. Empty: the built-in text."""
+    """Chat templates with {problem}, {traces} and, for one trace, {number}, {trace}. Null: the built-in text.
+
+    Write {{word}} for a literal {word}; other braces are plain text.
+    """
 
     search: str = Field(default="{problem}")
     aggregation: str | None = None
@@ -225,6 +232,15 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"({rollout.max_response_tokens}) is more than rollout.max_context_tokens ({rollout.max_context_tokens}): "
             "lower one of the first two or raise the last"
         )
+    shown = {"whole": rollout.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
+    if shown is not None:
+        longest = config.data.max_prompt_tokens + algorithm.set_size * shown + rollout.max_response_tokens
+        if longest > rollout.max_context_tokens:
+            yield (
+                f"an aggregation prompt may show algorithm.set_size ({algorithm.set_size}) traces of {shown} tokens, which "
+                f"with problem and response makes {longest}, more than rollout.max_context_tokens "
+                f"({rollout.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
+            )
     if config.policy.microbatch_tokens < rollout.max_context_tokens:
         yield (
             f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "

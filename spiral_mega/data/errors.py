@@ -1,7 +1,7 @@
 """The one error of this package."""
 
-from __future__ import annotations
+from spiral_mega.errors import UserError
 
 
-class DataError(ValueError):
+class DataError(UserError):
     """Data that cannot be used as it is; the message names the file, the row, what is wrong and the remedy."""

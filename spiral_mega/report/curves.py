@@ -111,7 +111,7 @@ def _draw(axes: Axes, panel: Panel, names: list[str], history: History) -> None:
     axes.tick_params(which="both", labelsize=8)
     axes.margins(x=0.02)
     if panel.style == "stack":
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.35)  # room for the legend above the areas
+        axes.margins(y=0.35)  # room for the legend above the areas
         axes.legend(fontsize=8, frameon=False, ncols=3, loc="upper left")
     elif len(names) > 1 or panel.prefix:
         axes.legend(fontsize=8, frameon=False)

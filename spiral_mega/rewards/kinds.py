@@ -25,7 +25,7 @@ def check_kind(kind: str) -> None:
 
 
 def load_kind(kind: str) -> RewardFunction:
-    """The function (response, answers) -> reward that `kind` names. Raises ValueError, naming the kind and the reason."""
+    """The function (response, answers) -> reward that `kind` names. Raises ValueError, naming the kind and why."""
     path = BUILT_IN.get(kind, kind)
     module_name, colon, name = path.partition(":")
     known = f"known kinds are {', '.join(BUILT_IN)}, or package.module:function"
@@ -42,5 +42,5 @@ def load_kind(kind: str) -> RewardFunction:
         inspect.signature(function).bind("response", ("answer",))
     except (TypeError, ValueError) as error:
         wanted = "it must be a function (response: str, answer: tuple[str, ...]) -> float"
-        raise ValueError(f"the kind {kind!r} cannot be called with a response and its answers ({error}): {wanted}") from error
-    return function  # type: ignore[no-any-return]
+        raise ValueError(f"the kind {kind!r} does not take a response and its answers ({error}): {wanted}") from error
+    return function

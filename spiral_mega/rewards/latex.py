@@ -54,7 +54,8 @@ class PlainNumber:
 
         Below 0.001 six decimals say nothing, so there it is one part in a million. 62.5 % is 62.5 and 0.625.
         """
-        return any(_close(mine, theirs, self.exact and gold.exact) for mine in self._readings() for theirs in gold._readings())
+        exact = self.exact and gold.exact
+        return any(_close(mine, theirs, exact) for mine in self._readings() for theirs in gold._readings())
 
     def _readings(self) -> tuple[Fraction, ...]:
         return (self.value, self.value / 100) if self.percent else (self.value,)

@@ -68,7 +68,7 @@ class Verifier:
         self._closed = False
         # One thread starts all processes and outlives them: the kernel ends a child with the thread that made it.
         self._keeper = ThreadPoolExecutor(1, "verifier-keeper")
-        self._pool: ProcessPool
+        self._pool: ProcessPool | None = None
         self._keeper.submit(self._start_pool)
 
     def submit(self, response: str, answer: Any, kind: str = "math") -> Future[Verdict]:
@@ -92,7 +92,7 @@ class Verifier:
     def verify(self, responses: Sequence[str], answers: Sequence[Any], kind: str = "math") -> list[Verdict]:
         """The verdicts on `responses`, in their order; answers[i] is the ground truth for responses[i]."""
         if len(responses) != len(answers):
-            raise ValueError(f"{len(responses)} responses and {len(answers)} answers: give one answer for each response")
+            raise ValueError(f"{len(responses)} responses but {len(answers)} answers: give one answer a response")
         futures = [self.submit(response, answer, kind) for response, answer in zip(responses, answers, strict=True)]
         return [future.result() for future in futures]
 
@@ -122,9 +122,9 @@ class Verifier:
     ) -> None:
         self.close()
 
-    # The four below run in the keeper's thread, or in pebble's.
+    # All below but _take run in the keeper's thread, or are called back from pebble's.
 
-    def _start_pool(self) -> None:
+    def _start_pool(self) -> ProcessPool:
         self._pool = ProcessPool(
             max_workers=self.workers,
             initializer=worker.start,
@@ -132,35 +132,42 @@ class Verifier:
             context=MainlessContext(),
         )
         _ = self._pool.active  # starts the processes
+        return self._pool
 
     def _stop_pool(self) -> None:
-        self._pool.stop()
-        self._pool.join()
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
 
     def _dispatch(self, job: _Job) -> None:
         if self._closed:
             return
         job.tried += 1
         try:
-            future = self._pool.schedule(worker.run, args=job.arguments, timeout=self.time_limit_s)
-        except RuntimeError:  # the pool broke: its processes died while idle (out of memory, or an operator's kill)
-            self._stop_pool()
-            self._start_pool()
-            future = self._pool.schedule(worker.run, args=job.arguments, timeout=self.time_limit_s)
-        future.add_done_callback(lambda done: self._settle(job, done))
+            pool = self._pool
+            if pool is None or not pool.active:  # its processes died while idle: out of memory, or an operator's kill
+                self._stop_pool()
+                pool = self._start_pool()
+            future = pool.schedule(worker.run, args=job.arguments, timeout=self.time_limit_s)
+        except Exception as error:  # no process can be started: training goes on, and the counts show it
+            self._conclude(job, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
+        else:
+            future.add_done_callback(lambda done: self._settle(job, done))
 
     def _settle(self, job: _Job, done: Future[tuple[float, Status, str]]) -> None:
         error = done.exception()
         if error is None:
-            verdict = Verdict(*done.result())
+            self._conclude(job, Verdict(*done.result()))
         elif isinstance(error, TimeoutError):
-            verdict = Verdict(0.0, "timeout", f"took longer than {self.time_limit_s} s")
+            self._conclude(job, Verdict(0.0, "timeout", f"took longer than {self.time_limit_s} s"))
         elif isinstance(error, BrokenProcessPool) and job.tried == 1:
             with suppress(RuntimeError):  # the keeper has shut down: `close` settles the job
                 self._keeper.submit(self._dispatch, job)
-            return
         else:
-            verdict = Verdict(0.0, "crash", f"{type(error).__name__}: {error}")
+            self._conclude(job, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
+
+    def _conclude(self, job: _Job, verdict: Verdict) -> None:
         if self._take(job):
             with self._lock:
                 self._counts[verdict.status] += 1
@@ -177,6 +184,6 @@ class Verifier:
 def verify(
     responses: Sequence[str], answers: Sequence[Any], kind: str = "math", time_limit_s: float = 5.0, workers: int = 2
 ) -> list[float]:
-    """The rewards of `responses`, in their order; see `Verifier.verify`. Starts and stops processes (about a second)."""
+    """The rewards of `responses`, in order, as `Verifier.verify` gives them; starts processes for it (1 to 2 s)."""
     with Verifier(time_limit_s, workers, (kind,)) as verifier:
         return [verdict.reward for verdict in verifier.verify(responses, answers, kind)]

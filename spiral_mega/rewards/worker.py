@@ -8,12 +8,14 @@ import numbers
 import os
 import resource
 import signal
+from contextlib import suppress
 from functools import cache
 
 from spiral_mega.rewards.kinds import RewardFunction, load_kind
 
 _PR_SET_PDEATHSIG = 1
 _DETAIL_CHARS = 500
+_WARM_UP = ("\\boxed{x^{2}+1}", ("(x^{2}+2x)/x",))  # fills the LaTeX parser's tables, which it builds on first use
 
 
 def start(parent_pid: int, kinds: tuple[str, ...], memory_bytes: int) -> None:
@@ -26,10 +28,10 @@ def start(parent_pid: int, kinds: tuple[str, ...], memory_bytes: int) -> None:
     _die_with_parent(parent_pid)
     _exit_visibly()
     for kind in kinds:
-        try:
-            load_kind(kind)("\\boxed{x^{2}+1}", ("(x^{2}+2x)/x",))  # fills lazy caches: the parser's tables
-        except Exception:
-            pass
+        with suppress(Exception):  # the task itself will meet it, and report it
+            function = _function(kind)
+            if kind == "math":
+                function(*_WARM_UP)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit = _address_space_bytes() + memory_bytes
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

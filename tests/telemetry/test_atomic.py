@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     write_json_atomic(path, {"step": 1})
     with pytest.raises(TypeError):
         write_json_atomic(path, {"step": object()})
-    with pytest.raises(RuntimeError), atomic_path(path) as hidden:
+    with suppress(RuntimeError), atomic_path(path) as hidden:
         hidden.write_text("half of")
         raise RuntimeError
     assert json.loads(path.read_text()) == {"step": 1}

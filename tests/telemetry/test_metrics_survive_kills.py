@@ -36,7 +36,8 @@ def append(run_dir: Path, *records: tuple[int, dict[str, float]]) -> None:
 def test_nothing_that_was_logged_is_lost_to_a_kill(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIFE, str(tmp_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"written\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert values(tmp_path, "reward") == [(1, 1), (2, 2), (3, 3)]
@@ -62,7 +63,8 @@ def test_nan_and_infinities_pass_through_strict_json(tmp_path: Path) -> None:
     line = encode_record(1, 2.0, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
     json.loads(line, parse_constant=refuse)
     record = decode_record(line)
-    assert record is not None and math.isnan(record.pop("a"))
+    assert record is not None
+    assert math.isnan(record.pop("a"))
     assert record == {"step": 1, "time": 2.0, "b": math.inf, "c": -math.inf, "d": 0.1}
 
 
@@ -74,7 +76,7 @@ def test_what_is_not_a_metric_is_refused_by_name() -> None:
 
 
 def test_after_a_resume_only_the_present_history_is_read(tmp_path: Path) -> None:
-    append(tmp_path, *((step, {"reward": step}) for step in range(1, 8)))
+    append(tmp_path, *((step, {"reward": float(step)}) for step in range(1, 8)))
     append(tmp_path, (4, {"reward": 40.0}), (5, {"reward": 50.0}))  # resumed after step 3, killed again at 5
     assert values(tmp_path, "reward") == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
     append(tmp_path, (5, {"reward": 51.0}))

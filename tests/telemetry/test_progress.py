@@ -43,7 +43,9 @@ def on_a_terminal(run_dir: Path) -> str:
 def test_a_terminal_shows_a_bar_the_newest_figures_and_whole_log_lines(tmp_path: Path) -> None:
     output = on_a_terminal(tmp_path)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
-    assert "a-run" in text and "12/20" in text and "━" in text
+    assert "a-run" in text
+    assert "12/20" in text
+    assert "━" in text
     assert re.search(r"search +0\.25 +812", text)
     assert re.search(r"aggregation +0\.5", text)
     assert "31.2%" in text
@@ -55,7 +57,8 @@ def test_without_a_terminal_each_record_is_one_plain_line(tmp_path: Path) -> Non
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [line for line in output.stderr.splitlines() if line.startswith("step=")]
-    assert output.stdout == "" and "\x1b" not in output.stderr
+    assert output.stdout == ""
+    assert "\x1b" not in output.stderr
     assert len(lines) == 13
     assert re.fullmatch(
         r"step=12/20 reward/search=0\.25 reward/aggregation=0\.5 length/search=812 optim/grad_norm=nan eta=0:00:00",

@@ -1,5 +1,5 @@
-import resource
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +15,8 @@ def test_a_stage_adds_up_until_it_is_taken() -> None:
         pass
     times = timer.pop()
     assert set(times) == {"time/rollout", "time/update"}
-    assert 0.04 <= times["time/rollout"] < 0.4 and times["time/update"] < 0.02
+    assert 0.04 <= times["time/rollout"] < 0.4
+    assert times["time/update"] < 0.02
     assert timer.pop() == {}
 
 
@@ -33,9 +34,8 @@ def test_queued_work_is_charged_to_the_stage_that_queued_it() -> None:
     assert timer.pop()["time/update"] >= 0.02
 
 
-def test_peak_memory_is_in_gib_and_sees_an_allocation() -> None:
-    before = memory_metrics()["memory/peak_rss_gib"]
-    ballast = bytearray(b"x" * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + 2**26))
-    after = memory_metrics()["memory/peak_rss_gib"]
-    assert len(ballast) / 2**30 <= after < 1000
-    assert after > before
+def test_peak_memory_is_what_the_kernel_says_in_gib() -> None:
+    # The kernel's own account, in KiB.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    peak_gib = int(status["VmHWM"].split()[0]) / 2**20
+    assert memory_metrics()["memory/peak_rss_gib"] == pytest.approx(peak_gib, rel=0.05)

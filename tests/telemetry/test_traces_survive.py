@@ -1,9 +1,10 @@
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from spiral_mega.telemetry.trace_writer import read_traces, remove_traces, trace_path, write_traces
+from spiral_mega.telemetry.trace_writer import TRACE, read_traces, remove_traces, trace_path, write_traces
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 
@@ -18,7 +19,7 @@ def trace(component: str, index: int, set_index: int | None = None) -> Trace:
         finish="length",
         text='x = "½"\n',
         reward=0.5,
-        verified=False,
+        verification="timeout",
         advantage=-0.125,
         gated=True,
     )
@@ -46,7 +47,9 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     rows = read_traces(path)
     assert [row["problem_id"] for row in rows] == [f"p{i}" for i in range(70)]
     row = rows[0]
-    assert row["step"] == 12 and row["answer"] == ["4", "four"] and row["sets"] == [[0, 2], [1, 2]]
+    assert row["step"] == 12
+    assert row["answer"] == ["4", "four"]
+    assert row["sets"] == [[0, 2], [1, 2]]
     assert row["messages"][0] == {"role": "system", "content": "s", "name": "n"}
     assert [(t["component"], t["set_index"], t["index"]) for t in row["traces"]] == [
         (SEARCH, None, 0), (SEARCH, None, 1), (SEARCH, None, 2),
@@ -56,9 +59,14 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     assert first.pop("logprobs") == np.array([-0.1, -1e-7], dtype=np.float32).tolist()
     assert first == {
         "component": SEARCH, "index": 0, "set_index": None, "prompt_length": 3, "length": 2, "finish": "length",
-        "reward": 0.5, "verified": False, "advantage": -0.125, "gated": True, "text": 'x = "½"\n',
+        "reward": 0.5, "verification": "timeout", "advantage": -0.125, "gated": True, "text": 'x = "½"\n',
         "response_ids": [151_000, 7],
     }  # fmt: skip
+
+
+def test_no_field_of_a_trace_is_forgotten() -> None:
+    kept = {column.name for column in TRACE}
+    assert {field.name for field in fields(Trace)} - kept == {"prompt_ids"}  # which the problem and the sets determine
 
 
 def test_some_columns_can_be_read_alone(tmp_path: Path) -> None:

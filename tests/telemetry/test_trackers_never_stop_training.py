@@ -2,8 +2,10 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +22,32 @@ LOG_FAILS = INIT_FAILS + RUN + "raise RuntimeError('no log today')"
 LOG_HANGS = INIT_FAILS + RUN + "import time; time.sleep(1000)"
 FINISH_HANGS = INIT_FAILS + RUN.replace("pass", "import time; time.sleep(1000)") + "pass"
 
+KILLED_TRAINER = """
+import os, signal, sys, time
+from spiral_mega.config.schema import TelemetryConfig
+from spiral_mega.telemetry import Telemetry
+telemetry = Telemetry(sys.argv[1], TelemetryConfig(wandb="a-project"), 2, "a-run", {}, close_timeout_s=1.0)
+telemetry.log(1, {"reward/search": 1.0})
+time.sleep(1.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
-def train(run_dir: Path, seconds: float = 0.0, steps: int = 20) -> tuple[float, float]:
-    """Log `steps` records over `seconds`; return the slowest call and the time to close."""
-    telemetry = Telemetry(run_dir, WANDB, steps, "a-run", {}, close_timeout_s=1.0)
-    slowest = 0.0
-    for step in range(steps):
+
+def train(run_dir: Path, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[float, float]:
+    """Log for `seconds` at most, until `enough`, and a little on; return the slowest call and the time to close."""
+    telemetry = Telemetry(run_dir, WANDB, 1000, "a-run", {}, close_timeout_s=1.0)
+    slowest, step, end = 0.0, 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        if enough():
+            end = min(end, time.monotonic() + 0.2)
         start = time.monotonic()
         telemetry.log(step, {"reward/search": 1.0})
         slowest = max(slowest, time.monotonic() - start)
-        time.sleep(seconds / steps)
+        time.sleep(0.05)
+        step += 1
     start = time.monotonic()
     telemetry.close()
-    assert len(read_metrics(run_dir)) == steps
+    assert len(read_metrics(run_dir)) == step
     return slowest, time.monotonic() - start
 
 
@@ -69,9 +84,10 @@ def test_a_tracker_that_raises_is_off_with_one_warning_that_says_why(
 ) -> None:
     (tmp_path / "wandb.py").write_text(tracker)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    train(tmp_path / "run", seconds=2.0)
+    train(tmp_path / "run", seconds=20.0, enough=lambda: bool(caplog.records))
     [warning] = caplog.records
-    assert warning.levelno == logging.WARNING and reason in warning.getMessage()
+    assert warning.levelno == logging.WARNING
+    assert reason in warning.getMessage()
 
 
 @pytest.mark.parametrize("tracker", [INIT_HANGS, LOG_HANGS, FINISH_HANGS], ids=["init", "log", "finish"])
@@ -81,7 +97,7 @@ def test_a_tracker_that_hangs_slows_no_step_and_ends_in_bounded_time(
     (tmp_path / "wandb.py").write_text(tracker)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     slowest, closing = train(tmp_path / "run", seconds=1.0)
-    assert slowest < 0.25
+    assert slowest < 0.5
     assert closing < 3.0
     assert len(caplog.records) == 1
 
@@ -92,7 +108,7 @@ def test_a_server_that_never_answers_holds_nothing_up(tmp_path: Path, monkeypatc
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_MODE", "online")
         slowest, closing = train(tmp_path, seconds=3.0)
-    assert slowest < 0.25
+    assert slowest < 0.5
     assert closing < 3.0
 
 
@@ -101,7 +117,7 @@ def test_a_missing_account_is_reported_and_asks_nobody_anything(
 ) -> None:
     for name, value in {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    train(tmp_path, seconds=4.0)
+    train(tmp_path, seconds=20.0, enough=lambda: bool(caplog.records))
     [warning] = caplog.records
     assert "API key" in warning.getMessage()
 
@@ -125,14 +141,9 @@ def test_a_tracker_that_is_killed_is_reported(
 def test_a_mirror_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb.py").write_text(LOG_HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    trainer = os.fork()
-    if trainer == 0:
-        telemetry = Telemetry(tmp_path / "run", WANDB, 2, "a-run", {}, close_timeout_s=1.0)
-        telemetry.log(1, {"reward/search": 1.0})
-        time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(trainer, 0)
-    # `mark` waits for the mirror to be gone.
+    trainer = subprocess.run([sys.executable, "-c", KILLED_TRAINER, str(tmp_path / "run")], check=False)
+    assert trainer.returncode == -signal.SIGKILL
+    # The fixture `mark` sees to it that the mirror goes too.
 
 
 def test_settings_that_cannot_be_told_to_a_tracker_only_cost_the_tracker(

