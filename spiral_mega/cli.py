@@ -17,21 +17,20 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as rollout.temperature=0.8.")]
 
-STOPPED = 3  # exit status of a run that was asked to stop: it saved a checkpoint and can be resumed
-
 
 @app.command()
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Train, or go on training from the newest checkpoint in run.dir. Exits with status 3 when stopped by a signal."""
+    """Train, or go on training from the newest checkpoint in run.dir.
+
+    SIGTERM, SIGINT or SIGUSR1 save a checkpoint and end the run; run.dir/status.json says whether it finished.
+    """
     with _plain_errors():
         loaded = load_config(config, overrides or [])
         from spiral_mega.runtime import start_runtime
         from spiral_mega.train import train as run_training
 
         with start_runtime() as runtime:
-            finished = run_training(loaded, runtime)
-    if not finished:
-        raise typer.Exit(STOPPED)
+            run_training(loaded, runtime)
 
 
 @app.command("config")

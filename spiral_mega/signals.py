@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from types import FrameType
 
 from spiral_mega.distributed import gather_objects
 
 log = logging.getLogger(__name__)
 
+REPEAT_S = 5.0  # torchrun passes on the Ctrl-C that the terminal already sent; a person's second one comes later
+
 
 class StopRequest:
-    """Set by the first signal. A second SIGINT or SIGTERM ends the process in the ordinary way, at once."""
+    """Set by the first signal. A second SIGINT after a while ends the process at once, as SIGKILL always does."""
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
     def __init__(self) -> None:
         self.received: str | None = None
-        self._previous = {int(number): signal.signal(number, self._handle) for number in self.SIGNALS}
+        self._when = 0.0
+        self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
 
     def __call__(self) -> bool:
         """Whether this rank was asked to stop."""
@@ -34,7 +38,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        log.warning("%s: saving a checkpoint and stopping at the next safe point", self.received)
-        if number != signal.SIGUSR1:
-            signal.signal(number, self._previous[number] or signal.SIG_DFL)
+        if self.received is None:
+            self.received, self._when = signal.Signals(number).name, time.monotonic()
+            log.warning("%s: saving a checkpoint and stopping at the next safe point", self.received)
+        elif number == signal.SIGINT and time.monotonic() - self._when > REPEAT_S:
+            raise KeyboardInterrupt

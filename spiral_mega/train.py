@@ -16,40 +16,44 @@ from spiral_mega.rollout.metrics import batch_metrics
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.runtime import Runtime
-from spiral_mega.telemetry import memory_metrics
+from spiral_mega.telemetry import memory_metrics, write_json_atomic
 from spiral_mega.telemetry.trace_writer import trace_path, write_traces
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, runtime: Runtime) -> bool:
-    """Run or resume the training that `config` describes. True when it reached its last step, False when stopped."""
+def train(config: Config, runtime: Runtime) -> None:
+    """Run or resume the training that `config` describes, to its last step or until it is asked to stop."""
     with open_run(config, runtime) as run:
-        step = run.resume()
+        step = saved = run.resume()
         run.engine.load_weights(run.policy.weights())
         try:
             if step == 0:
                 run.telemetry.log(0, _evaluate(run))
             while step < config.run.steps and not run.stop.on_any_rank():
-                _train_step(run, step)
+                metrics = _train_step(run, step)
                 step += 1
+                run.telemetry.log(step, metrics)
                 if step % config.checkpoint.every == 0:
-                    run.save(step)
+                    run.save(saved := step)
+                if step == config.run.steps or (config.eval.every and step % config.eval.every == 0):
+                    run.telemetry.log(step, _evaluate(run))
         except Interrupted:
-            log.warning("step %d was given up to stop; it will be sampled again on resume", step + 1)
-        finished = step >= config.run.steps
-        if step % config.checkpoint.every:
+            log.warning("interrupted after step %d: what was being sampled is given up, and done again on resume", step)
+        if saved != step:
             run.save(step)
         run.checkpoints.wait()
+        finished = step >= config.run.steps
         if finished and config.checkpoint.save_hf:
             run.policy.save_pretrained(run.folder / "model")
     if runtime.is_main:
+        write_json_atomic(run.folder / "status.json", {"state": "finished" if finished else "stopped", "step": step})
         summarise(run.folder)
-    return finished
 
 
-def _train_step(run: Run, step: int) -> None:
+def _train_step(run: Run, step: int) -> dict[str, float]:
+    """One step of the algorithm, from `step` updates to the next; its metrics. Raises Interrupted, state as before."""
     config, timer = run.config, run.timer
     sampler_before = run.sampler.state_dict()
     with timer("step"):
@@ -79,11 +83,7 @@ def _train_step(run: Run, step: int) -> None:
         run.checkpoints.poll()
     times = max_over_ranks(timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
-    metrics |= times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
-    last = step + 1 == config.run.steps
-    if last or (config.eval.every and (step + 1) % config.eval.every == 0):
-        metrics |= _evaluate(run)
-    run.telemetry.log(step + 1, metrics)
+    return metrics | times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
 
 
 def _minibatches(batch: Batch, count: int) -> list[list[tuple[int, Episode]]]:

@@ -101,7 +101,8 @@ def _draw(axes: Axes, panel: Panel, names: list[str], history: History) -> None:
     axes.set_axisbelow(True)
     draw = _stack if panel.style == "stack" else _lines
     draw(axes, panel, names, history)
-    if panel.style == "log":
+    # A sampler that agrees with the trainer exactly leaves nothing that a logarithm could show.
+    if panel.style == "log" and any(abs(record.get(name, 0.0)) > 0 for record in history for name in names):
         axes.set_yscale("log")
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formatter(LogFormatter(minor_thresholds=(1, 0.5)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,6 +19,11 @@ from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
+
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 30.0  # between two lines of progress within a step
 
 
 class Interrupted(Exception):
@@ -61,9 +68,15 @@ class Pipeline:
         for run in runs:
             run.start()
         stopped = False
+        started = reported = time.monotonic()
+        done = 0
         while self.engine.has_unfinished() and not (stopped := self.interrupted()):
             for sample in self.engine.step():
                 runs[sample.key[0]].receive(sample)
+                done += 1
+            if time.monotonic() - reported > REPORT_S:
+                reported = time.monotonic()
+                log.info("%d traces of %d problems sampled in %.0f s", done, len(tasks), reported - started)
         if any(gather_objects(stopped)):
             raise Interrupted
         return [run.finish() for run in runs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spiral_mega.algorithm.credit import spiral_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.sets import gradient_scale
+from spiral_mega.algorithm.sets import check_design, gradient_scale
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode
 
@@ -51,4 +51,5 @@ def build(config: AlgorithmConfig) -> Spiral:
             "algorithm.normalize_std is true, but spiral divides by no standard deviation: set it to false, "
             "or algorithm.objective to grpo"
         )
+    check_design(config.search_traces, config.set_size, config.num_sets, config.set_design)
     return Spiral(config)

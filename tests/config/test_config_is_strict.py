@@ -1,0 +1,173 @@
+"""What is wrong with a configuration is said before anything is loaded: key, value, remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from spiral_mega.config import Config, ConfigError, dump_config, load_config
+
+BASE = {
+    "run": {"dir": "runs/x", "steps": 10},
+    "model": {"path": "somewhere"},
+    "data": {"train": [{"path": "train.jsonl"}], "max_prompt_tokens": 100},
+    "rollout": {"max_response_tokens": 200, "max_context_tokens": 2000},
+}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.temprature=1", ["rollout.temprature", "did you mean 'temperature'"]),
+        ("nonsense.key=1", ["nonsense", "known keys"]),
+        ("rollout.temperature=0", ["rollout.temperature", "greater than 0", "0"]),
+        ("rollout.temperature=-1.5", ["rollout.temperature", "greater than 0", "-1.5"]),
+        ("rollout.temperature=nan", ["rollout.temperature", "nan"]),
+        ("rollout.temperature=hot", ["rollout.temperature", "'hot'"]),
+        ("run.steps=1.5", ["run.steps", "integer", "1.5"]),
+        ("run.steps='10'", ["run.steps", "integer", "'10'"]),
+        ("run.steps=0", ["run.steps", "greater than 0"]),
+        ("algorithm.set_size=9", ["set_size", "9", "8"]),
+        ("algorithm.num_sets=71", ["num_sets", "71", "70"]),
+        ("algorithm.set_design=balanced algorithm.set_size=3", ["balanced", "3", "8"]),
+        ("algorithm.set_design=balanced algorithm.num_sets=3", ["num_sets", "3", "partition"]),
+        ("algorithm.set_design=pretty", ["algorithm.set_design", "pretty", "'balanced'"]),
+        ("algorithm.objective=spirl", ["algorithm.objective", "spirl", "grpo, spiral"]),
+        ("algorithm.target_length=201", ["algorithm.target_length", "201", "rollout.max_response_tokens", "200"]),
+        ("algorithm.normalize_std=true", ["algorithm.normalize_std", "grpo"]),
+        ("algorithm.component_weights.search=1.0", ["component_weights", "aggregation"]),
+        ("algorithm.component_weights=unbiased algorithm.aggregation_traces=1", ["unbiased", "aggregation"]),
+        ("algorithm.loss_reduction=mean", ["algorithm.loss_reduction", "mean"]),
+        ("data.max_prompt_tokens=1900", ["data.max_prompt_tokens", "1900", "2000"]),
+        ("rollout.max_context_tokens=1000", ["aggregation prompt", "algorithm.set_size", "1100", "1000"]),
+        ("rollout.max_response_tokens=2000", ["rollout.max_response_tokens", "2000"]),
+        ("policy.microbatch_tokens=1999", ["policy.microbatch_tokens", "1999", "2000"]),
+        ("batch.problems=10 batch.minibatches=3", ["batch.problems", "10", "batch.minibatches", "3", "divisor"]),
+        ("prompts.view=tail", ["prompts.view", "prompts.tail_tokens"]),
+        ("prompts.tail_tokens=5", ["prompts.view", "prompts.tail_tokens"]),
+        ("optimizer.betas=[0.9]", ["optimizer.betas"]),
+        ("model.lora.rank=0", ["model.lora", "rank", "greater than 0"]),
+        ("data.train=[]", ["data.train", "at least 1"]),
+        ("data.train=[{path: a.jsonl, kind: maths}]", ["a.jsonl", "maths", "math, exact, arithmetic"]),
+        ("rollout.temperature", ["rollout.temperature", "key=value"]),
+    ],
+)
+def test_a_wrong_value_is_refused_naming_key_value_and_remedy(base: Path, override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(base, _split(override))
+    text = str(error.value)
+    assert all(word in text for word in words), text
+
+
+def _split(overrides: str) -> list[str]:
+    """Several overrides in one string; a space inside brackets does not separate."""
+    return [overrides] if "{" in overrides else overrides.split(" ")
+
+
+def test_every_contradiction_is_told_at_once(base: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(base, ["batch.problems=10", "batch.minibatches=3", "algorithm.target_length=999", "run.stepz=1"])
+    assert "run.stepz" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        load_config(base, ["batch.problems=10", "batch.minibatches=3", "algorithm.target_length=999"])
+    assert "batch.minibatches" in str(error.value)
+    assert "algorithm.target_length" in str(error.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "run": {"dir": "runs/x"}}))
+    with pytest.raises(ConfigError, match=r"run\.steps: missing"):
+        load_config(path)
+
+
+def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "other.yaml").write_text("rollout: {temperature: 0.5, max_batch: 7}\nrun: {seed: 3}\n")
+    child = tmp_path / "sub" / "child.yaml"
+    child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {max_batch: 9}\n")
+    config = load_config(child, ["run.seed=4"])
+    assert (config.rollout.temperature, config.rollout.max_batch, config.run.seed) == (0.5, 9, 4)
+    assert config.rollout.max_context_tokens == 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("include: missing.yaml", ["missing.yaml", "included by"]),
+        ("include: 3", ["include", "3"]),
+        ("include: child.yaml", ["includes itself"]),
+        ("- a list", ["sections", "list"]),
+        ("run: {dir: [", ["not valid YAML"]),
+        ("", ["run: missing"]),
+        ("run: {steps: 1}\nrun: {steps: 2}", ["duplicate"]),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "child.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert "child.yaml" in str(error.value)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_a_missing_or_binary_file_is_a_plain_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00run")
+    with pytest.raises(ConfigError, match=r"binary\.yaml"):
+        load_config(tmp_path / "binary.yaml")
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        load_config(tmp_path)
+
+
+def test_what_is_printed_reads_back_to_the_same_configuration(base: Path, tmp_path: Path) -> None:
+    overrides = [
+        "optimizer.lr=2e-5",
+        "optimizer.max_grad_norm=.inf",
+        "model.lora.rank=8",
+        "algorithm.component_weights={search: 2.0, aggregation: 0.5}",
+        "prompts.search='{problem} \"quoted\" \\boxed{}'",
+        "eval.every=3",
+    ]
+    config = load_config(base, overrides)
+    (tmp_path / "printed.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "printed.yaml") == config
+    assert config.optimizer.lr == 2e-5
+    assert config.optimizer.max_grad_norm == float("inf")
+    assert config.model.lora is not None
+    assert config.model.lora.alpha == 32
+
+
+def test_a_configuration_cannot_change_once_read(base: Path) -> None:
+    config = load_config(base)
+    with pytest.raises(ValueError, match="frozen"):
+        config.run.steps = 5  # type: ignore[misc]
+
+
+def test_the_defaults_are_those_of_the_paper() -> None:
+    """Table 1 and appendix A of the paper; Tinker's Adam."""
+    algorithm = Config.model_validate(BASE).algorithm
+    shape = (algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.aggregation_traces)
+    assert shape == (8, 4, 4, 4)
+    assert (algorithm.objective, algorithm.set_design, algorithm.loss) == ("spiral", "uniform", "importance_sampling")
+    config = Config.model_validate({**BASE, "model": {"path": "x", "lora": {}}})
+    assert config.model.lora is not None
+    assert (config.model.lora.rank, config.model.lora.alpha) == (32, 32)
+    assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.eps) == (2e-5, (0.9, 0.95), 1e-8)
+    assert (config.batch.problems, config.rollout.temperature, config.data.max_prompt_tokens) == (256, 1.0, 100)
+
+
+@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_that_ships_is_valid(path: Path) -> None:
+    assert load_config(path).run.steps > 0

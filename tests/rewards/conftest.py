@@ -1,0 +1,17 @@
+"""One pool of real verifier processes for the tests that only ask it questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spiral_mega.rewards import Verifier
+
+TIME_LIMIT_S = 3.0
+
+
+@pytest.fixture(scope="session")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TIME_LIMIT_S, workers=2, kinds=("math", "exact", "arithmetic")) as shared:
+        yield shared

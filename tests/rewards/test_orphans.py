@@ -1,0 +1,96 @@
+"""No verifier outlives its trainer, however that ends; and the trainer's script is not run again in its verifiers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+print("main runs", flush=True)
+from spiral_mega.rewards import Verifier
+verifier = Verifier({limit}, workers=3)
+verifier.submit("", "x", "bad_kinds:sleeps_forever").result()  # one process is a replacement
+pids = set()
+while len(pids) < 3:
+    futures = [verifier.submit("0.2", "x", "bad_kinds:sleeps") for _ in range(2)]
+    pids.add(int(verifier.submit("", "x", "bad_kinds:process_id").result().reward))
+print(*pids, flush=True)
+verifier.time_limit_s = 600
+for kind in ("holds_the_interpreter", "sleeps_forever"):
+    verifier.submit("", "x", "bad_kinds:" + kind)
+import time
+time.sleep(0.5)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("ending", ["killed", "terminated", "end of script", "exception", "sys.exit", "interrupted"])
+def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str) -> None:
+    last = {"end of script": "", "exception": "raise ValueError", "sys.exit": "sys.exit(3)"}.get(
+        ending, "time.sleep(600)"
+    )
+    script = SCRIPT.format(folder=str(Path(__file__).parent), limit=0.3) + "print('ready', flush=True)\n" + last
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert trainer.stdout is not None
+    try:
+        assert trainer.stdout.readline() == "main runs\n"
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(pids) == 3
+        assert trainer.stdout.readline() == "ready\n"
+        signals = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM, "interrupted": signal.SIGINT}
+        if ending in signals:
+            assert all(alive(pid) for pid in pids)
+            os.kill(trainer.pid, signals[ending])
+        trainer.wait(15)
+        deadline = time.monotonic() + 5
+        while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert [pid for pid in pids if alive(pid)] == []
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+def test_under_torchrun_an_unguarded_script_runs_once_a_rank_and_its_verifiers_stay_light(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from spiral_mega.rewards import Verifier, verify
+rank = os.environ["RANK"]
+with open("log" + rank, "a") as log: log.write("main ran\\n")
+with Verifier(2.0, workers=1) as verifier:
+    print("heavy", verifier.submit("", "x", "bad_kinds:heavy_modules").result().reward)
+    print("crash", verifier.submit("1", "x", "bad_kinds:exits").result().status)
+print("rewards", verify(["\\\\boxed{{5}}", "\\\\boxed{{6}}"], ["5", "5"]))
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["crash crash"] * 2 + ["heavy 0.0"] * 2 + ["rewards [1.0, 0.0]"] * 2
+    assert [(tmp_path / f"log{rank}").read_text() for rank in (0, 1)] == ["main ran\n"] * 2
