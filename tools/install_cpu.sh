@@ -25,14 +25,14 @@ if [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
 fi
 
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$VENV/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 
 echo "installing torch (CPU) into $VENV"
 pip install -c "$CONSTRAINTS" pip setuptools wheel
-if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+if ! "$VENV/bin/python" -W ignore -c "import torch" 2>/dev/null; then
     pip install -c "$CONSTRAINTS" torch
 fi
-"$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || {
+"$VENV/bin/python" -c 'import sys, warnings; warnings.simplefilter("ignore"); import torch; sys.exit(torch.version.cuda is not None)' || {
     echo "error: pip found a CUDA build of torch: set PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to CPU wheels, remove $VENV" >&2
     exit 1
 }

@@ -23,19 +23,20 @@ SMOOTH_FROM = 40  # records; a shorter curve is shown as it is
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: the metrics named, or all whose name begins with `prefix`."""
+    """One plot: the metrics named, or all whose name begins with `prefix`, save those in `without`."""
 
     title: str
     unit: str
     metrics: tuple[str, ...] = ()
     prefix: str | None = None
+    without: tuple[str, ...] = ()
     style: str = "line"  # line, percent, log or stack
 
     def names(self, history: History) -> list[str]:
         """The panel's metrics that the run has, in the panel's order."""
         present = {name: None for record in history for name in record}
         if self.prefix is not None:
-            named = [name for name in present if name.startswith(self.prefix)]
+            named = [name for name in present if name.startswith(self.prefix) and name not in self.without]
             return [name for name in named if SHARES.search(name)] if self.style == "percent" else named
         return [name for name in self.metrics if name in present]
 
@@ -60,7 +61,7 @@ PANELS = (
     ),
     Panel("Gradient norm", "norm before clipping", ("optim/grad_norm",), style="log"),
     Panel("Throughput", "tokens per second", ("throughput/tokens_per_s",)),
-    Panel("Time of a step", "seconds", prefix="time/", style="stack"),
+    Panel("Time of a step", "seconds", prefix="time/", without=("time/eval",), style="stack"),
 )
 
 

@@ -20,7 +20,6 @@ from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
-
 log = logging.getLogger(__name__)
 
 REPORT_S = 30.0  # between two lines of progress within a step

@@ -161,6 +161,8 @@ def test_malformed_inputs_are_refused(call, message):
 def test_length_gate_takes_only_positive_credit_beyond_the_target(advantage, length, target, expected):
     given_credit = np.array([advantage, -1.0])
     assert gate_advantages(given_credit, [length, 1], target).tolist() == [expected, -1.0]
+    # The result is the caller's own, gate or none.
+    gate_advantages(given_credit, [length, 1], target)[:] = 7
     assert given_credit.tolist() == [advantage, -1.0]
 
 

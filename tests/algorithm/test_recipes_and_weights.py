@@ -39,11 +39,11 @@ def algorithm(**changes):
 
 def test_spiral_credits_search_by_sets_and_aggregation_by_reward_and_gates_each_by_its_length():
     # f = (1, 0.5), baseline 0.75: sets at +0.25 and -0.25; trace 0 is in the first, 1 in both, 2 in the second.
-    one = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]], lengths=[[9, 9], [4, 9]])
+    one = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.5, 0.5], [1.0, 0.0]], lengths=[[9, 9], [4, 9]])
     make_objective(algorithm()).assign(one)
     assert [(t.advantage, t.gated) for t in one.search] == [(0.0, True), (0.0, False), (-0.25, False)]
     assert [[(t.advantage, t.gated) for t in group] for group in one.aggregation] == [
-        [(0.0, False), (0.0, False)],
+        [(0.0, True), (-0.5, False)],
         [(0.5, False), (-0.5, False)],
     ]
     ungated = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]], lengths=[[9, 9], [9, 9]])

@@ -1,4 +1,4 @@
-"""One pool of real verifier processes for the tests that only ask it questions."""
+"""Pools of real verifier processes for the tests that only ask them questions."""
 
 from __future__ import annotations
 
@@ -14,4 +14,11 @@ TIME_LIMIT_S = 3.0
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[Verifier]:
     with Verifier(TIME_LIMIT_S, workers=2, kinds=("math", "exact", "arithmetic")) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="session")
+def light_verifier() -> Iterator[Verifier]:
+    """Without the mathematics, so that its processes are quick to replace."""
+    with Verifier(TIME_LIMIT_S, workers=2, kinds=("exact",)) as shared:
         yield shared

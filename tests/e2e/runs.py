@@ -1,0 +1,76 @@
+"""Real runs of the trainer: torchrun, two ranks, the demo model, a few small steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spiral_mega.telemetry import read_metrics
+
+SMALL = [
+    "run.steps=5",
+    "batch.problems=4",
+    "checkpoint.every=2",
+    "data.eval=[]",
+    "rewards.workers=1",
+]
+UNTIMED = ("time", "memory", "throughput")
+
+
+class TrainingRun:
+    """`spiral-mega train configs/demo.yaml` under torchrun, in a process group of its own."""
+
+    def __init__(self, folder: Path, *overrides: str, ranks: int = 2, config: str = "configs/demo.yaml") -> None:
+        self.folder, self.log = folder, folder.with_suffix(".log")
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+            *("-m", "spiral_mega", "train", config, f"run.dir={folder}", *SMALL, *overrides),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    def finish(self, *, status: int = 0, timeout: float = 240) -> TrainingRun:
+        """Wait for the end and check the exit status."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        assert (code == 0) == (status == 0), f"exit status {code}\n{self.output()[-6000:]}"
+        return self
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 180) -> None:
+        """Wait until `condition` holds while the run is going on."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"ended early\n{self.output()[-6000:]}"
+            assert time.monotonic() < deadline, f"not within {timeout} s\n{self.output()[-6000:]}"
+            time.sleep(0.05)
+
+    def reached(self, step: int) -> bool:
+        """Whether the metrics of `step` are on disk."""
+        path = self.folder / "metrics.jsonl"
+        return path.exists() and any(record["step"] >= step for record in read_metrics(self.folder))
+
+    def rank_pids(self) -> list[int]:
+        """Process ids of the ranks, in no particular order."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [pid for pid in map(int, children) if b"spiral_mega" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def metrics(self) -> list[dict[str, float]]:
+        """The record of each step, without what depends on the clock."""
+        return [
+            {name: value for name, value in record.items() if name.split("/")[0] not in UNTIMED}
+            for record in read_metrics(self.folder)
+        ]

@@ -1,0 +1,123 @@
+"""What a run does besides surviving: the same episodes on any ranks, other objectives, batches without a signal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spiral_mega.config import load_config
+from spiral_mega.telemetry.trace_writer import read_traces
+from tests.e2e.runs import TrainingRun
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: Path) -> None:
+    """The first step's traces, before any weight has changed, do not depend on who sampled them."""
+    texts = []
+    for ranks in (1, 2):
+        run = TrainingRun(tmp_path / str(ranks), "run.steps=1", ranks=ranks).finish()
+        rows = [row for path in (run.folder / "traces").glob("step_000001.*") for row in read_traces(path)]
+        texts.append({row["problem_id"]: (row["sets"], [t["response_ids"] for t in row["traces"]]) for row in rows})
+    assert texts[0] == texts[1]
+    assert len(texts[0]) >= 4
+
+
+def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
+    run = TrainingRun(
+        tmp_path / "run",
+        "run.steps=2",
+        "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 4}]",
+        "telemetry.tensorboard=true",
+    ).finish()
+    assert load_config(run.folder / "config.yaml").run.steps == 2
+    for name in ("metrics.jsonl", "curves.png", "status.json", "logs/rank0.log", "logs/rank1.log", "tensorboard"):
+        assert (run.folder / name).exists(), name
+    assert "eval/aggregation_accuracy" in run.output()
+    needed = [
+        *("reward/search", "reward/aggregation", "length/search", "length/aggregation", "gated/search"),
+        *("gated/aggregation", "effective/share", "entropy/search", "entropy/aggregation", "entropy/trained"),
+        *("sampler/log_ratio_mean", "sampler/log_ratio_abs_max", "optim/grad_norm", "cut/search", "cut/aggregation"),
+    ]
+    steps = run.metrics()[1:]
+    assert len(steps) == 2
+    for record in steps:
+        assert not [name for name in needed if name not in record]
+        assert record["sampler/log_ratio_abs_max"] < 1e-4  # the sampler had the trainer's weights
+    timed = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()][1]
+    for name in ("time/rollout", "time/update", "time/sync", "throughput/tokens_per_s", "memory/peak_rss_gib"):
+        assert timed[name] > 0
+    model = AutoModelForCausalLM.from_pretrained(run.folder / "model")
+    assert AutoTokenizer.from_pretrained(run.folder / "model").chat_template
+    assert model.generation_config.eos_token_id is not None
+
+
+def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path: Path) -> None:
+    """No response can be right, so every advantage is zero: the bound on rounds is reached, the step has no update."""
+    rows = [
+        {"id": str(i), "problem": "3 41", "answer": '{"start": 3, "target": 64, "moves": [[5, 1]], "modulus": 64}'}
+        for i in range(6)
+    ]
+    data = tmp_path / "impossible.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = TrainingRun(
+        tmp_path / "run",
+        f"data.train=[{{path: {data}, kind: arithmetic}}]",
+        "run.steps=2",
+        "batch.max_resample_rounds=2",
+    ).finish()
+    for record in run.metrics()[1:]:
+        assert record["effective/share"] == 0
+        assert record["effective/rounds"] == 3
+        assert record["optim/updates"] == 0
+        assert record["batch/problems"] == 0
+    before = load_file("configs/demo/model/model.safetensors")
+    after = load_file(run.folder / "model" / "model.safetensors")
+    assert all(after[name].equal(before[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("algorithm.objective=grpo", "algorithm.normalize_std=true", "algorithm.loss=ppo_clip", "batch.minibatches=2"),
+        (
+            "algorithm.set_design=balanced",
+            "algorithm.component_weights=unbiased",
+            "algorithm.loss_reduction=token_mean",
+        ),
+        ("algorithm.loss=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
+        ("algorithm.loss=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
+    ],
+    ids=["grpo", "balanced", "gspo", "cispo"],
+)
+def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    run = TrainingRun(tmp_path / "run", "run.steps=2", *overrides, ranks=1).finish()
+    last = run.metrics()[-1]
+    assert last["optim/updates"] == (2 if "batch.minibatches=2" in overrides else 1)
+    assert 0 < last["optim/grad_norm"] < 1e6
+    assert ("reward/aggregation" in last) == ("algorithm.objective=grpo" not in overrides)
+
+
+def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"problem": "1 2", "answer": null}\n')
+    overrides = (f"data.train=[{{path: {bad}, kind: arithmetic}}]", "model.path=configs/demo/model")
+    run = TrainingRun(tmp_path / "run", *overrides, ranks=1).finish(status=1)
+    assert f"error: {bad}" in run.output()
+    assert "Loading weights" not in run.output()
+
+
+def test_overlap_of_training_and_evaluation_is_told(tmp_path: Path) -> None:
+    same = "{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 6}"
+    text = yaml.safe_dump({"include": str(Path("configs/demo.yaml").resolve())})
+    config = tmp_path / "same.yaml"
+    config.write_text(text)
+    run = TrainingRun(
+        tmp_path / "run", f"data.train=[{same}]", f"data.eval=[{same}]", "run.steps=1", ranks=1, config=str(config)
+    ).finish()
+    assert "6 of 6 evaluation problems are also trained on" in run.output()

@@ -1,0 +1,70 @@
+"""Run a function on several ranks, started by torchrun as a user would start them."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spiral_mega.runtime import start_runtime
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s: float = 300.0) -> list[Any]:
+    """What `function` ("package.module:name", called with a Runtime and `argument`) returned on each rank.
+
+    Argument and results travel through torch.save. A rank that fails, or ranks that do not end in time, fail the
+    test with all that was printed.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        torch.save(argument, folder / "argument.pt")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command += ["-m", "tests.support.ranks", function, name]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        with open(folder / "output", "w+") as output:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                status: int | str = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                status = f"no end within {timeout_s} s"
+            finally:
+                _end(process)
+            output.seek(0)
+            printed = output.read()
+        if status != 0:
+            pytest.fail(f"{function} on {world_size} ranks: {status}\n{printed}", pytrace=False)
+        return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what still runs of the ranks, torchrun first, which ends its children itself."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _rank_main(function: str, folder: Path) -> None:
+    module, _, name = function.partition(":")
+    argument = torch.load(folder / "argument.pt", weights_only=False)
+    call = getattr(importlib.import_module(module), name)
+    with start_runtime(timeout_minutes=5.0) as runtime:
+        result = call(runtime, argument)
+        torch.save(result, folder / f"result{runtime.rank}.pt")
+
+
+if __name__ == "__main__":
+    _rank_main(sys.argv[1], Path(sys.argv[2]))
