@@ -78,12 +78,16 @@ class Run:
                 f"run.dir {self.folder} holds checkpoints and run.resume is 'never': "
                 "set run.resume=auto, or use another run.dir"
             )
-        self._check_same_run(self.checkpoints.read_meta(latest))
-        state = self.checkpoints.load(latest, self._state(0))
+        meta = self.checkpoints.read_meta(latest)
+        self._check_same_run(meta)
+        state = self._state(0)
+        if meta["world_size"] != self.runtime.world_size:
+            del state[self._rng_key()]
+        state = self.checkpoints.load(latest, state)
         self.policy.load_state_dict(state["policy"])
         self.sampler.load_state_dict(state["sampler"])
-        if (rng := state.get(self._rng_key())) is not None:
-            _set_rng(rng)
+        if self._rng_key() in state:
+            _set_rng(state[self._rng_key()])
         if self.runtime.is_main:
             remove_traces(self.folder, latest + 1)
         log.info("resumed from step %d", latest)

@@ -19,6 +19,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -37,12 +38,15 @@ SET_SIZE = 4
 
 USER, ASSISTANT, END, PAD, UNKNOWN = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|unknown|>"
 SEPARATOR, UNFINISHED = "|", "..."
+PROMPT = f"{USER} {{}} {ASSISTANT}"  # what the chat template makes of one user message
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'assistant' %}<|assistant|> {{ message.content }} <|end|>"
     "{% else %}<|user|> {{ message.content }} {% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+HOPS = [sorted({(a * number + b) % MODULUS for a, b in MOVES}) for number in range(MODULUS)]
 
 Pair = tuple[int, int]
 Walk = list[int]
@@ -51,15 +55,11 @@ Walk = list[int]
 # --- the game ---------------------------------------------------------------------------------------------------
 
 
-def neighbours(number: int) -> set[int]:
-    return {(a * number + b) % MODULUS for a, b in MOVES}
-
-
 def distances(start: int) -> dict[int, int]:
     """Fewest moves from `start` to every number that can be reached."""
     found, queue = {start: 0}, [start]
     for number in queue:
-        for after in sorted(neighbours(number)):
+        for after in HOPS[number]:
             if after not in found:
                 found[after] = found[number] + 1
                 queue.append(after)
@@ -68,8 +68,15 @@ def distances(start: int) -> dict[int, int]:
 
 def solves(walk: Sequence[int], pair: Pair) -> bool:
     """Whether the walk leads from the start to the target, by moves alone and within the limit."""
-    legal = all(after in neighbours(before) for before, after in zip(walk, walk[1:], strict=False))
+    legal = all(after in HOPS[before] for before, after in pairwise(walk))
     return 2 <= len(walk) <= MAX_HOPS + 1 and legal and (walk[0], walk[-1]) == pair
+
+
+def random_walk(rng: random.Random, start: int) -> Walk:
+    walk = [start]
+    for _ in range(rng.randint(MIN_DISTANCE, MAX_HOPS)):
+        walk.append(rng.choice(HOPS[walk[-1]]))
+    return walk
 
 
 def make_problems(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
@@ -109,33 +116,23 @@ class Recipe:
     lr: float = 3e-3
 
 
-@dataclass
 class WarmStart:
-    """Draws (prompt, response) texts from random walks."""
+    """Draws (prompt, response) texts from random walks, none of which solves a held-out pair."""
 
-    recipe: Recipe
-    train: list[Pair]
-    rng: random.Random
-
-    def __post_init__(self) -> None:
-        self._allowed = set(self.train)
+    def __init__(self, recipe: Recipe, train: Sequence[Pair], held_out: Sequence[Pair], rng: random.Random) -> None:
+        self.recipe, self.rng = recipe, rng
+        self._train, self._held_out = frozenset(train), frozenset(held_out)
         self._targets: dict[int, list[int]] = {start: [] for start in range(MODULUS)}
-        for start, target in self.train:
+        for start, target in train:
             self._targets[start].append(target)
-        self._hops = {number: sorted(neighbours(number)) for number in range(MODULUS)}
 
     def walk(self, start: int, to_problem: bool = False) -> Walk:
-        """A random walk that solves no held-out pair; with `to_problem`, one that solves a training pair."""
+        """A random walk; with `to_problem`, one that solves a training pair."""
         while True:
-            walk = [start]
-            for _ in range(self.rng.randint(MIN_DISTANCE, MAX_HOPS)):
-                walk.append(self.rng.choice(self._hops[walk[-1]]))
-            if (start, walk[-1]) in self._allowed:
+            walk = random_walk(self.rng, start)
+            ends = (start, walk[-1])
+            if ends in self._train or not (to_problem or ends in self._held_out):
                 return walk
-            if not to_problem and (start, walk[-1]) not in self.held_out:
-                return walk
-
-    held_out: frozenset[Pair] = frozenset()
 
     def search(self) -> tuple[str, str]:
         start = self.rng.randrange(MODULUS)
@@ -182,6 +179,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=[USER, ASSISTANT],
         clean_up_tokenization_spaces=False,
         model_max_length=128,
+        padding_side="left",
         chat_template=CHAT_TEMPLATE,
     )
 
@@ -214,16 +212,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, content: str) -> list[int]:
-    messages = [{"role": "user", "content": content}]
-    return tokenizer.encode(
-        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), add_special_tokens=False
-    )
-
-
 def collate(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
     """Pad on the right; labels cover the response and its end token."""
-    prompts = tokenizer([f"{USER} {prompt} {ASSISTANT}" for prompt, _ in examples], add_special_tokens=False)
+    prompts = tokenizer([PROMPT.format(prompt) for prompt, _ in examples], add_special_tokens=False)
     answers = tokenizer([f"{answer} {END}" for _, answer in examples], add_special_tokens=False)
     rows = list(zip(prompts["input_ids"], answers["input_ids"], strict=True))
     width = max(len(prompt) + len(answer) for prompt, answer in rows)
@@ -247,7 +238,7 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sour
             collate(tokenizer, [source.aggregation() for _ in range(recipe.aggregation_batch)]),
         )
         losses = [model(**part).loss for part in parts]
-        torch.stack(losses).sum().backward()
+        torch.autograd.backward(losses)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -266,9 +257,10 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sour
 @torch.no_grad()
 def respond(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]) -> list[str]:
     """One sampled response a prompt, at temperature 1."""
-    tokenizer.padding_side = "left"
-    prompts = [f"{USER} {content} {ASSISTANT}" for content in contents]
-    batch = tokenizer(prompts, padding=True, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False)
+    chats = [[{"role": "user", "content": content}] for content in contents]
+    batch = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
     output = model.generate(**batch)
     return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
 
@@ -299,10 +291,9 @@ def evaluate(
     }
 
 
-def random_walk_accuracy(source: WarmStart, pairs: Sequence[Pair], repeats: int = 200) -> float:
+def random_walk_accuracy(rng: random.Random, pairs: Sequence[Pair], repeats: int = 200) -> float:
     """What walking at random, legally and in the right format, scores."""
-    source = WarmStart(source.recipe, source.train, random.Random(0))
-    hits = [solves(source.walk(start), (start, target)) for start, target in pairs for _ in range(repeats)]
+    hits = [solves(random_walk(rng, pair[0]), pair) for pair in pairs for _ in range(repeats)]
     return sum(hits) / len(hits)
 
 
@@ -327,15 +318,12 @@ def main() -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     print(f"model of {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    source = WarmStart(Recipe(steps=arguments.steps), train, rng)
-    source.held_out = frozenset(held_out)
-    warm_start(model, tokenizer, source)
+    warm_start(model, tokenizer, WarmStart(Recipe(steps=arguments.steps), train, held_out, rng))
 
     folder = arguments.out / "model"
     model.save_pretrained(folder)
-    tokenizer.padding_side = "left"
     tokenizer.save_pretrained(folder)
-    print(f"random walks on held-out problems: {random_walk_accuracy(source, held_out):.3f}")
+    print(f"random walks on held-out problems: {random_walk_accuracy(rng, held_out):.3f}")
     for name, value in evaluate(model, tokenizer, held_out).items():
         print(f"warm-started model, held-out {name}: {value:.3f}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -96,10 +97,12 @@ class CheckpointManager:
         """Fill `state`, of the shape that `save` was given, from the checkpoint of `step`."""
         try:
             load(state, checkpoint_id=self._path(step), process_group=self._group)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            failures = getattr(error, "failures", {dist.get_rank(): (error, None)})
+            reasons = "; ".join(f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in failures.items())
             raise CheckpointError(
-                f"checkpoint {self._path(step)} does not load ({type(error).__name__}: {error}); if its files are "
-                "damaged remove it to resume from an older one"
+                f"checkpoint {self._path(step)} does not load ({reasons}): remove it to resume from an older one, if "
+                "its files are damaged"
             ) from error
         return state
 

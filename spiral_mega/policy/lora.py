@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from spiral_mega.config import LoraConfig
+from spiral_mega.errors import UserError
 
 ADAPTER = "default"
 
@@ -21,9 +22,9 @@ def add_lora(model: nn.Module, config: LoraConfig, seed: int) -> PeftModel:
     """`model` with adapters on the named linear layers; only they train. The same seed gives the same start."""
     names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if missing := sorted(set(config.targets) - names):
-        raise ValueError(
+        raise UserError(
             f"model.lora.targets names {', '.join(missing)}, which this model lacks; its linear layers are "
-            f"{', '.join(sorted(names))}"
+            f"{', '.join(sorted(names))}: name some of these"
         )
     peft_config = PeftLoraConfig(
         r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=list(config.targets), bias="none"

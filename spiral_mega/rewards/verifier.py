@@ -108,11 +108,12 @@ class Verifier:
             if self._closed:
                 return
             self._closed = True
-        self._keeper.submit(self._stop_pool).result()
-        self._keeper.shutdown()
-        for job in list(self._unsettled):
+            open_jobs = list(self._unsettled)
+        for job in open_jobs:  # before their processes end, which would read as crashes
             if self._take(job):
                 job.verdict.set_exception(RuntimeError("the Verifier was closed before this verification ended"))
+        self._keeper.submit(self._stop_pool).result()
+        self._keeper.shutdown()
 
     def __enter__(self) -> Verifier:
         return self

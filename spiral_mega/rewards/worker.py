@@ -1,4 +1,4 @@
-"""What runs inside a verifier process: confinement, warm-up, one verification."""
+"""What runs inside a verifier process: confinement (Linux), warm-up, one verification."""
 
 from __future__ import annotations
 

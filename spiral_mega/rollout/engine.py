@@ -48,7 +48,10 @@ class RolloutEngine(Protocol):
         """Queue a request; allowed at any time, also between calls of `step`."""
 
     def step(self) -> list[Sample]:
-        """Advance, and return the samples that have finished since the last call (possibly none)."""
+        """Advance a little, and return the samples that have finished since the last call (possibly none).
+
+        A caller decides between steps whether to give up, so a step takes about a token's time.
+        """
 
     def has_unfinished(self) -> bool:
         """Whether some request still lacks a sample."""
@@ -56,5 +59,6 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
 
-        Raises ValueError if a tensor is unknown, missing or of another shape.
+        Raises ValueError if a tensor is unknown, missing or of another shape; the engine then refuses to sample
+        until a load succeeds.
         """

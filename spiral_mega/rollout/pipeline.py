@@ -135,10 +135,10 @@ class _EpisodeRun:
         if len(prompt) < self.pipeline.rollout.max_context_tokens:
             self._request(AGGREGATION, set_index, prompt, count)
             return
-        # No room to answer: the traces exist, empty and cut, score 0, and are counted as cut.
-        self.prompts[set_index] = prompt
-        for i in range(count):
-            self._store(Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index))
+        # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.
+        self.aggregation[set_index] = [
+            Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index) for i in range(count)
+        ]
 
     def _request(self, component: str, set_index: int | None, prompt: list[int], count: int) -> None:
         rollout = self.pipeline.rollout

@@ -1,6 +1,7 @@
 """The embedded engine: batched sampling with a KV cache on a plain transformers model. No server, no extra package.
 
-It decodes one batch at a time to its end. For throughput on GPUs use an engine with continuous batching.
+It decodes one batch to its end, a token a step, before it takes the next. For throughput on GPUs use an engine with
+continuous batching.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
+from spiral_mega.errors import UserError
 from spiral_mega.rollout.engine import Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
 from spiral_mega.traces import FinishReason
@@ -24,12 +27,28 @@ class _Row:
     index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rows [B] that decode together: all at the same `position`, some of them finished.
+
+    `mask` [B, cached] tells real tokens from padding; `logits` [B, V] are those of the next token.
+    """
+
+    rows: list[_Row]
+    cache: DynamicCache
+    mask: torch.Tensor
+    logits: torch.Tensor
+    position: int = 0
 
 
 class TransformersEngine:
     """Samples from `model` [vocabulary V] on its own device.
 
-    `stop_ids` end a response and are kept in it, also where the padding token is the same.
+    `stop_ids` end a response and are kept in it, also where the padding token is the same. Raises UserError for a
+    model whose cache is more than keys and values (state-space and linear attention layers).
     """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, stop_ids: Iterable[int], max_batch: int) -> None:
@@ -39,6 +58,9 @@ class TransformersEngine:
         self.stop_ids = frozenset(stop_ids)
         self.max_batch = max_batch
         self._queue: deque[_Row] = deque()
+        self._batch: _Batch | None = None
+        self._half_loaded = False
+        _check_cache(model)
 
     def add(self, request: Request) -> None:
         if not request.prompt_ids or request.max_tokens < 1 or request.num_samples < 1:
@@ -46,16 +68,30 @@ class TransformersEngine:
         self._queue.extend(_Row(request, index) for index in range(request.num_samples))
 
     def has_unfinished(self) -> bool:
-        return bool(self._queue)
+        return bool(self._queue) or self._batch is not None
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        rows = [self._queue.popleft() for _ in range(min(self.max_batch, len(self._queue)))]
-        return self._decode(rows) if rows else []
+        """Decode one token of every row of the batch."""
+        if self._half_loaded:
+            raise RuntimeError("the last load_weights failed half-way: load a whole set of weights before sampling")
+        if self._batch is None:
+            if not self._queue:
+                return []
+            self._batch = self._prefill([self._queue.popleft() for _ in range(min(self.max_batch, len(self._queue)))])
+        batch = self._batch
+        tokens, samples = self._sample(batch)
+        running = [slot for slot, row in enumerate(batch.rows) if row.finish is None]
+        if running:
+            self._forward_tokens(batch, tokens, running)
+        else:
+            self._batch = None
+        return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         targets = dict(self.model.named_parameters(remove_duplicate=False))
         missing = set(targets)
+        self._half_loaded = True
         with torch.no_grad():
             for name, tensor in weights:
                 if name not in targets or targets[name].shape != tensor.shape:
@@ -65,35 +101,9 @@ class TransformersEngine:
                 missing.discard(name)
         if missing:
             raise ValueError(f"weights were not sent: {', '.join(sorted(missing))}")
+        self._half_loaded = False
 
-    def _decode(self, rows: list[_Row]) -> list[Sample]:
-        """Decode `rows` together until each has stopped; rows that end leave the batch as it halves."""
-        cache, mask, logits = self._prefill(rows)
-        seeds = np.array([row.request.seed + row.index for row in rows], dtype=np.uint64)
-        alive = list(range(len(rows)))
-        for position in range(max(row.request.max_tokens for row in rows)):
-            tokens, logprobs = sample_tokens(logits, self.temperature, trace_uniforms(seeds[alive], position))
-            running = []
-            for slot, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
-                row = rows[alive[slot]]
-                if self._finished(row):
-                    continue
-                row.token_ids.append(token)
-                row.logprobs.append(logprob)
-                if not self._finished(row):
-                    running.append(slot)
-            if not running:
-                break
-            if len(running) <= len(alive) // 2:
-                keep = torch.tensor(running, device=self.device)
-                cache.batch_select_indices(keep)
-                mask, tokens = mask[keep], tokens[keep]
-                alive = [alive[slot] for slot in running]
-            mask = torch.cat([mask, mask.new_ones(len(alive), 1)], dim=1)
-            logits = self._forward(tokens[:, None], mask, cache)
-        return [self._sample(row) for row in rows]
-
-    def _prefill(self, rows: list[_Row]) -> tuple[DynamicCache, torch.Tensor, torch.Tensor]:
+    def _prefill(self, rows: list[_Row]) -> _Batch:
         """Run each distinct prompt once (left-padded) and repeat its cache for every row that shares it."""
         requests = list({id(row.request): row.request for row in rows}.values())
         width = max(len(request.prompt_ids) for request in requests)
@@ -108,7 +118,36 @@ class TransformersEngine:
         slots = {id(request): i for i, request in enumerate(requests)}
         repeat = torch.tensor([slots[id(row.request)] for row in rows], device=self.device)
         cache.batch_select_indices(repeat)
-        return cache, mask[repeat], logits[repeat]
+        return _Batch(rows, cache, mask[repeat], logits[repeat])
+
+    def _sample(self, batch: _Batch) -> tuple[torch.Tensor, list[Sample]]:
+        """The next token [B] of every row, and the rows that it finished."""
+        seeds = np.array([row.request.seed + row.index for row in batch.rows], dtype=np.uint64)
+        uniforms = trace_uniforms(seeds, batch.position)
+        tokens, logprobs = sample_tokens(batch.logits, self.temperature, uniforms)
+        batch.position += 1
+        samples = []
+        for row, token, logprob in zip(batch.rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            if row.finish is not None:
+                continue
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            row.finish = self._finish(row)
+            if row.finish is not None:
+                samples.append(Sample(row.request.key, row.index, row.token_ids, row.logprobs, row.finish))
+        return tokens, samples
+
+    def _forward_tokens(self, batch: _Batch, tokens: torch.Tensor, running: list[int]) -> None:
+        """Feed `tokens` [B] to the model; finished rows leave the batch as it halves."""
+        if len(running) <= len(batch.rows) // 2:
+            keep = torch.tensor(running, device=self.device)
+            batch.cache.batch_select_indices(keep)
+            batch.mask, tokens = batch.mask[keep], tokens[keep]
+            batch.rows = [batch.rows[slot] for slot in running]
+        # What a finished row is fed counts as padding, so its position stays within the model's.
+        real = torch.tensor([[row.finish is None] for row in batch.rows], dtype=batch.mask.dtype, device=self.device)
+        batch.mask = torch.cat([batch.mask, real], dim=1)
+        batch.logits = self._forward(tokens[:, None], batch.mask, batch.cache)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Logits [B, V] of the last column of ids [B, W], given the mask [B, cached + W] of real tokens."""
@@ -118,11 +157,16 @@ class TransformersEngine:
         )
         return output.logits[:, -1]
 
-    def _finished(self, row: _Row) -> bool:
-        return bool(row.token_ids) and (
-            row.token_ids[-1] in self.stop_ids or len(row.token_ids) >= row.request.max_tokens
-        )
+    def _finish(self, row: _Row) -> FinishReason | None:
+        if row.token_ids[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(row.token_ids) >= row.request.max_tokens else None
 
-    def _sample(self, row: _Row) -> Sample:
-        finish: FinishReason = "stop" if row.token_ids[-1] in self.stop_ids else "length"
-        return Sample(row.request.key, row.index, row.token_ids, row.logprobs, finish)
+
+def _check_cache(model: PreTrainedModel) -> None:
+    for layer in DynamicCache(config=model.config).layers:
+        if not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin):
+            raise UserError(
+                f"{type(model).__name__} keeps a {type(layer).__name__}, which the embedded engine cannot left-pad and "
+                "repeat: use a model with attention layers only, or another rollout.engine"
+            )

@@ -73,7 +73,7 @@ def gradients_of(model: nn.Module, sequences: Iterable[Sequence], temperature: f
     model.zero_grad(set_to_none=True)
     loss = loss_of(model, sequences, temperature)
     loss.backward()
-    return float(loss), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def train(
@@ -93,7 +93,7 @@ def train(
         yield float(norm), {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.02, first_key: int = 0) -> list[Sequence]:
+def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) -> list[Sequence]:
     """`count` sequences of ragged length, the first with a response of one token, of two components.
 
     Their sampler is the model at `folder` with errors of its own, so that ratios differ from 1.
@@ -105,7 +105,7 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.02, 
         prompt, response = rng.randint(1, 14), 1 if i == 0 else rng.randint(2, 16)
         tokens = [rng.randrange(FIRST_WORD_ID, VOCAB) for _ in range(prompt + response)]
         bare = Sequence(
-            key=(first_key + i // 3, i % 3),
+            key=(i // 3, i % 3),
             component="search" if i % 2 else "aggregation",
             prompt_ids=tokens[:prompt],
             response_ids=tokens[prompt:],
@@ -117,4 +117,3 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.02, 
             logprobs = token_logprobs(model, bare, 1.0).tolist()
         sequences.append(replace(bare, sampler_logprobs=[p + rng.uniform(-0.5, 0.5) for p in logprobs]))
     return sequences
-

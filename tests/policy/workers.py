@@ -54,21 +54,21 @@ def updates(
 ) -> dict[str, Any]:
     """One update a batch: metrics and trained weights after each, the streamed weights before and after all."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
-    start, after, metrics, optimizer_kept = dict(policy.weights()), [], [], []
+    start, at_start = dict(policy.weights()), _trained(policy)
+    after, metrics, optimizer_kept = [], [], []
     for index, batch in enumerate(batches):
         before = _optimizer_tensors(policy)
         metrics.append(policy.update(distribute(_owned(runtime, batch, index), 40)))
-        optimizer_kept.append(all(map(torch.equal, before, _optimizer_tensors(policy), strict=True)))
+        optimizer_kept.append(_same(before, _optimizer_tensors(policy)))
         after.append(_trained(policy))
     if export is not None:
         policy.save_pretrained(export)
     heads = {
-        id(getattr(module, "weight"))
-        for name, module in policy.model.named_modules()
-        if name.endswith(("embed_tokens", "lm_head"))
+        id(module.weight) for name, module in policy.model.named_modules() if name.endswith(("embed_tokens", "lm_head"))
     }
     return {
         "start": start,
+        "at_start": at_start,
         "end": dict(policy.weights()),
         "metrics": metrics,
         "after": after,
@@ -145,6 +145,10 @@ def _trained(policy: FsdpPolicy) -> Tensors:
 
 def _optimizer_tensors(policy: FsdpPolicy) -> list[torch.Tensor]:
     return [_whole(value) for state in policy.optimizer.state.values() for _, value in sorted(state.items())]
+
+
+def _same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

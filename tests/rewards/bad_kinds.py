@@ -39,9 +39,7 @@ def exits(response: str, answer: Answer) -> float:
 
 
 def raises(response: str, answer: Answer) -> float:
-    raise {"memory": MemoryError, "system exit": SystemExit, "recursion": RecursionError, "timeout": TimeoutError}[
-        response
-    ]
+    raise {"memory": MemoryError, "exit": SystemExit, "recursion": RecursionError, "timeout": TimeoutError}[response]
 
 
 def segfaults(response: str, answer: Answer) -> float:

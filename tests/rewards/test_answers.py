@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spiral_mega.rewards import normalize_answer
@@ -44,6 +44,7 @@ def test_an_answer_that_says_nothing_is_refused_with_its_value(answer: Any) -> N
     assert repr(shown) in str(refusal.value)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)), min_size=1))
 def test_normalising_twice_changes_nothing(answer: list[Any]) -> None:
     try:

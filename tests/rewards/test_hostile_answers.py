@@ -42,7 +42,7 @@ def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: Ve
     verifier.submit("\\boxed{1}", "1").result()  # a process is warm
     began = time.perf_counter()
     verdict = verifier.submit(HOSTILE[name], "57").result()
-    assert time.perf_counter() - began < verifier.time_limit_s + 1.0
+    assert time.perf_counter() - began < verifier.time_limit_s + 2.0
     assert verdict.reward == 0.0
     assert verdict.status in ("ok", "timeout")
 

@@ -16,14 +16,13 @@ import sys
 sys.path.insert(0, {folder!r})
 print("main runs", flush=True)
 from spiral_mega.rewards import Verifier
-verifier = Verifier({limit}, workers=3)
-verifier.submit("", "x", "bad_kinds:sleeps_forever").result()  # one process is a replacement
+verifier = Verifier(600, workers=3, kinds=())
+verifier.submit("1", "x", "bad_kinds:exits").result()  # one process is a replacement
 pids = set()
 while len(pids) < 3:
     futures = [verifier.submit("0.2", "x", "bad_kinds:sleeps") for _ in range(2)]
     pids.add(int(verifier.submit("", "x", "bad_kinds:process_id").result().reward))
 print(*pids, flush=True)
-verifier.time_limit_s = 600
 for kind in ("holds_the_interpreter", "sleeps_forever"):
     verifier.submit("", "x", "bad_kinds:" + kind)
 import time
@@ -38,12 +37,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("ending", ["killed", "terminated", "end of script", "exception", "sys.exit", "interrupted"])
+@pytest.mark.parametrize("ending", ["killed", "terminated", "interrupted", "end of script"])
 def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str) -> None:
-    last = {"end of script": "", "exception": "raise ValueError", "sys.exit": "sys.exit(3)"}.get(
-        ending, "time.sleep(600)"
-    )
-    script = SCRIPT.format(folder=str(Path(__file__).parent), limit=0.3) + "print('ready', flush=True)\n" + last
+    last = "" if ending == "end of script" else "time.sleep(600)"
+    script = SCRIPT.format(folder=str(Path(__file__).parent)) + "print('ready', flush=True)\n" + last
     trainer = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -74,13 +71,13 @@ def test_under_torchrun_an_unguarded_script_runs_once_a_rank_and_its_verifiers_s
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
-from spiral_mega.rewards import Verifier, verify
+from spiral_mega.rewards import Verifier
 rank = os.environ["RANK"]
 with open("log" + rank, "a") as log: log.write("main ran\\n")
-with Verifier(2.0, workers=1) as verifier:
+with Verifier(5.0, workers=1, kinds=("exact",)) as verifier:
     print("heavy", verifier.submit("", "x", "bad_kinds:heavy_modules").result().reward)
     print("crash", verifier.submit("1", "x", "bad_kinds:exits").result().status)
-print("rewards", verify(["\\\\boxed{{5}}", "\\\\boxed{{6}}"], ["5", "5"]))
+    print("rewards", [verdict.reward for verdict in verifier.verify(["5", "6"], ["5", "5"], "exact")])
 """
     )
     done = subprocess.run(

@@ -5,54 +5,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel
 
 from spiral_mega.rollout.engine import Request, Sample
 from spiral_mega.rollout.transformers_engine import TransformersEngine
+from tests.support.tiny_models import END_ID, VOCAB, tiny_model
 
-VOCABULARY = 37
-STOP = 0
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    # wide enough that every logit depends visibly on the whole context
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-    "pad_token_id": STOP,
-    "eos_token_id": STOP,
-    "bos_token_id": None,
-}
+GPT2_POSITIONS = 24
+WINDOWS: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 
 
-def build(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+def build(family: str, seed: int = 0) -> Any:
     """A random tiny model; the same seed gives the same weights."""
     torch.manual_seed(seed)
-    window: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-    gpt2 = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=24, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=STOP,
-    )  # fmt: skip
-    model = {
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
-        "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-        "qwen3-window": lambda: Qwen3ForCausalLM(
-            Qwen3Config(**SHAPE, use_sliding_window=True, max_window_layers=0, **window)
-        ),
-        "gemma3-window": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, query_pre_attn_scalar=8, **window)),
-        "gpt2": lambda: GPT2LMHeadModel(gpt2),
-    }[family]()
-    return model.to(dtype).eval()
+    if family == "qwen3-windows":
+        return tiny_model("qwen3", tied=False, seed=seed, use_sliding_window=True, **WINDOWS)
+    if family == "gemma3-windows":
+        config = tiny_model("qwen3", tied=False).config
+        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        names += ("num_key_value_heads", "head_dim", "max_position_embeddings", "initializer_range", "eos_token_id")
+        shape = {name: getattr(config, name) for name in names}
+        return Gemma3ForCausalLM(Gemma3TextConfig(**shape, query_pre_attn_scalar=32, **WINDOWS)).eval()
+    if family == "gpt2":
+        shape = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": GPT2_POSITIONS}
+        return GPT2LMHeadModel(GPT2Config(**shape, initializer_range=0.2, eos_token_id=END_ID)).eval()
+    return tiny_model(family, tied=False, seed=seed)
 
 
-def engine_of(model: Any, *, temperature: float = 1.0, stop: Sequence[int] = (STOP,), max_batch: int = 64):
+def engine_of(model: Any, *, temperature: float = 1.0, stop: Sequence[int] = (END_ID,), max_batch: int = 64):
     return TransformersEngine(copy.deepcopy(model), temperature=temperature, stop_ids=stop, max_batch=max_batch)
 
 
@@ -103,4 +83,4 @@ def chi_square_p(counts: torch.Tensor, expected: torch.Tensor) -> float:
 def ragged_prompts(count: int, longest: int = 17, seed: int = 5) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
-    return [torch.randint(1, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return [torch.randint(2, VOCAB, (length,), generator=generator).tolist() for length in lengths]

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from engine_models import chi_square_p
 
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
 from spiral_mega.seeds import SEED_BITS, derive_seed
-
-LARGEST_UNIFORM = float(np.nextafter(1.0, 0.0))
+from tests.rollout.engine_models import chi_square_p
 
 
 def uniforms(seeds: list[int], positions: int) -> np.ndarray:

@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 import spiral_mega.packing.segment_attention  # noqa: F401  (registers segment_sdpa)
 from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
+from spiral_mega.distributed import gather_objects
+from spiral_mega.errors import UserError
 from spiral_mega.policy.lora import add_lora
 from spiral_mega.runtime import Runtime
 
@@ -22,7 +24,13 @@ log = logging.getLogger(__name__)
 
 def read_model_config(path: str) -> PretrainedConfig:
     """The model's own config, with every dropout off: a policy gradient needs the sampler's distribution."""
-    config = AutoConfig.from_pretrained(path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a model on the hub "
+            f"({error})"
+        ) from error
     for name, value in list(vars(config).items()):
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value:
             log.info("%s of %s is %s; trained with 0", name, path, value)
@@ -43,7 +51,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     model.tie_weights()  # emptying the weights untied them
     with init_empty_weights(include_buffers=False):
         model = _adapt(model, model_config.lora, seed)
-    weights: dict[str, Any] = _read_weights(model_config, hf_config, seed) if runtime.is_main else {}
+    weights = _read_on_main(model_config, hf_config, runtime, seed)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     _shard(model, config)
@@ -58,11 +66,28 @@ def _adapt(model: Any, lora: LoraConfig | None, seed: int) -> Any:
     return model if lora is None else add_lora(model, lora, seed)
 
 
-def _read_weights(model_config: ModelConfig, hf_config: PretrainedConfig, seed: int) -> dict[str, torch.Tensor]:
-    source = AutoModelForCausalLM.from_pretrained(
-        model_config.path, config=hf_config, dtype=torch.float32, low_cpu_mem_usage=True
+def _read_on_main(model: ModelConfig, hf_config: PretrainedConfig, runtime: Runtime, seed: int) -> dict[str, Any]:
+    """The whole weights on rank 0, none elsewhere. What fails there fails on every rank, so that none waits for it."""
+    weights: dict[str, Any] = {}
+    problem = ""
+    if runtime.is_main:
+        try:
+            weights = _read_weights(model, hf_config, seed)
+        except Exception as error:  # whatever it is, the other ranks have to hear of it
+            log.debug("reading %s failed", model.path, exc_info=True)
+            problem = f"the weights at model.path {model.path!r} do not load ({type(error).__name__}: {error})"
+    if problem := gather_objects(problem)[0]:
+        raise UserError(f"{problem}: copy the model again, or name another")
+    return weights
+
+
+def _read_weights(model: ModelConfig, hf_config: PretrainedConfig, seed: int) -> dict[str, torch.Tensor]:
+    source, found = AutoModelForCausalLM.from_pretrained(
+        model.path, config=hf_config, dtype=torch.float32, low_cpu_mem_usage=True, output_loading_info=True
     )
-    return _adapt(source, model_config.lora, seed).state_dict()
+    if missing := sorted(found["missing_keys"]):  # transformers would go on with random numbers
+        raise ValueError(f"no {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''} in its files")
+    return _adapt(source, model.lora, seed).state_dict()
 
 
 def _shard(model: Any, config: PolicyConfig) -> None:

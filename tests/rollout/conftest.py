@@ -1,0 +1,20 @@
+"""A process group of one, and verifier processes, for the tests that need no second rank."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from spiral_mega.rewards import Verifier
+from spiral_mega.runtime import Runtime, start_runtime
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    with start_runtime() as alone:
+        yield alone
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(time_limit_s=3.0, workers=1, kinds=("exact",)) as shared:
+        yield shared

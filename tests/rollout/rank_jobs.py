@@ -1,0 +1,109 @@
+"""What the ranks do for the tests of rollouts and evaluation. Runs under torchrun."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from spiral_mega.algorithm.objectives import make_objective
+from spiral_mega.config import AlgorithmConfig, BatchConfig, Config
+from spiral_mega.data.sampler import ProblemSampler
+from spiral_mega.distributed import gather_objects
+from spiral_mega.evaluation.accuracy import evaluate
+from spiral_mega.filter import filter_by_difficulty
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verifier
+from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.batch import Batch, BatchCollector
+from spiral_mega.rollout.metrics import batch_metrics
+from spiral_mega.rollout.pipeline import Interrupted, Pipeline, Task
+from spiral_mega.rollout.weights import pretrained_weights
+from spiral_mega.run import load_tokenizer, stop_ids
+from spiral_mega.runtime import Runtime
+from spiral_mega.traces import Episode, Problem, Trace
+from tests.rollout.scripted import ScriptedEngine, ScriptedPipeline, first_come, pipeline_of, problem, settings, task
+
+
+def run_jobs(runtime: Runtime, jobs: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Every job by name: one of the functions below and its arguments. One launch serves them all."""
+    return {name: globals()[function](runtime, **arguments) for name, (function, arguments) in jobs.items()}
+
+
+def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[str, Any]:
+    """Real episodes of the model of `config`, this rank's share by problem, and the evaluation before and after."""
+    tokenizer = load_tokenizer(config.model)
+    engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+    engine.load_weights(pretrained_weights(config.model.path))
+    with Verifier(10.0, 1, ("exact",)) as verifier:
+        prompter = Prompter(config.prompts, tokenizer)
+        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
+        before = evaluate(pipeline, problems[:3], 2, runtime, run_seed=7)
+        tasks = [Task(each, 5, (7, 5, each.id, 0)) for each in problems]
+        mine = pipeline.run(tasks[runtime.rank :: runtime.world_size], aggregates=True)
+        after = evaluate(pipeline, problems[:3], 2, runtime, run_seed=7)
+    return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
+
+
+def interruption(runtime: Runtime, told: int, after: int, tasks: list[int]) -> dict[str, Any]:
+    """Rank r samples tasks[r] problems; rank `told` is told to stop after so many of its engine's steps."""
+    engine = ScriptedEngine(first_come)
+    config = settings()
+
+    def interrupted() -> bool:
+        return runtime.rank == told and sum(kind == "done" for kind, _ in engine.events) >= after
+
+    with Verifier(5.0, 1, ("exact",)) as verifier:
+        pipeline = pipeline_of(engine, verifier, config, interrupted=interrupted)
+        work = [task(problem(f"{runtime.rank}/{i}")) for i in range(tasks[runtime.rank])]
+        try:
+            pipeline.run(work, aggregates=True)
+            raised = False
+        except Interrupted:
+            raised = True
+        together = gather_objects(runtime.rank)  # the ranks still move in step
+    done = sum(kind == "done" for kind, _ in engine.events)
+    return {"raised": raised, "together": together, "done": done}
+
+
+def collect(
+    runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int, objective: str = "grpo"
+) -> list[dict[str, Any]]:
+    """Batches of a scripted pipeline; each with its metrics, this rank's calls and the sampler's position."""
+    algorithm = AlgorithmConfig(objective=objective, search_traces=2, set_size=1, num_sets=2, aggregation_traces=2)
+    pipeline = ScriptedPipeline(share, algorithm)
+    sampler = ProblemSampler(num_problems, seed=3)
+    problems = [problem(f"p{i}") for i in range(num_problems)]
+    recipe = make_objective(algorithm)
+    config = BatchConfig(**batch)
+    collector = BatchCollector(problems, sampler, pipeline, recipe, config, runtime, run_seed=11)  # type: ignore[arg-type]
+    results = []
+    for step in range(steps):
+        pipeline.calls.clear()
+        collected = collector.collect(step)
+        results.append(
+            {
+                "batch": collected,
+                "calls": [[each.seed_parts for each in call] for call in pipeline.calls],
+                "metrics": batch_metrics(collected),
+                "drawn": sampler.drawn,
+            }
+        )
+    return results
+
+
+def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
+    """The metrics of a batch of one episode on each rank, with parts[rank] as its searches; an empty one is none."""
+    traces = parts[runtime.rank]
+    sampled = [(runtime.rank, Episode(problem("p"), 0, traces))] if traces else []
+    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, rounds=2))
+
+
+def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:
+    pipeline = ScriptedPipeline(0.5, AlgorithmConfig(search_traces=2))
+    arguments = ([problem(f"p{i}") for i in range(problems)], repeats, runtime)
+    results = [evaluate(pipeline, *arguments, run_seed=seed) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    return {"results": results, "tasks": [[each.seed_parts for each in call] for call in pipeline.calls]}
+
+
+def filtering(runtime: Runtime, config: Config, output: Path, samples: int, low: float, high: float) -> None:
+    filter_by_difficulty(config, runtime, output, samples=samples, low=low, high=high)
+    logging.shutdown()

@@ -1,0 +1,184 @@
+"""Dynamic sampling keeps the first effective draws, the same ones on any number of ranks, within its bound."""
+
+from collections import Counter
+
+import pytest
+
+from spiral_mega.config import AlgorithmConfig
+from spiral_mega.data.sampler import ProblemSampler
+from spiral_mega.rollout.pipeline import Interrupted
+from spiral_mega.runtime import Runtime
+from tests.rollout.rank_jobs import collect
+from tests.rollout.scripted import ScriptedPipeline
+from tests.support.ranks import run_ranks
+
+STEPS = 3
+CASES = {
+    "half_effective": (50, 0.5, {"problems": 8, "max_resample_rounds": 6}),
+    "rarely_effective": (50, 0.12, {"problems": 8, "max_resample_rounds": 3}),
+    "nothing_effective": (50, 0.0, {"problems": 4, "max_resample_rounds": 2}),
+    "all_effective": (50, 1.0, {"problems": 8}),
+    "all_kept": (50, 0.5, {"problems": 8, "dynamic_sampling": False}),
+    "fewer_problems_than_draws": (3, 0.5, {"problems": 8, "max_resample_rounds": 6}),
+    "one_problem_a_step": (50, 0.5, {"problems": 1, "max_resample_rounds": 9}),
+    "no_second_round": (50, 0.5, {"problems": 8, "max_resample_rounds": 0}),
+}
+JOBS = {
+    name: ("collect", {"num_problems": count, "share": share, "batch": batch, "steps": STEPS})
+    for name, (count, share, batch) in CASES.items()
+}
+DYNAMIC = [name for name, (_, _, batch) in CASES.items() if batch.get("dynamic_sampling", True)]
+
+
+@pytest.fixture(scope="module")
+def by_world(runtime):
+    """{world size: {case: [rank][step]}}"""
+    results = {1: {name: [collect(runtime, **arguments)] for name, (_, arguments) in JOBS.items()}}
+    for world in (2, 4):
+        ranks = run_ranks(world, "tests.rollout.rank_jobs:run_jobs", JOBS)
+        results[world] = {name: [rank[name] for rank in ranks] for name in JOBS}
+    return results
+
+
+@pytest.fixture(params=[1, 2, 4])
+def world(request):
+    return request.param
+
+
+def draws_of(case: str, step_ends: list[int]) -> list[list[tuple[str, tuple, bool]]]:
+    """By step, every draw up to the sampler's position after it: (problem, seed parts, effective), one at a time."""
+    count, share, _ = CASES[case]
+    sampler, pipeline = ProblemSampler(count, seed=3), ScriptedPipeline(share, AlgorithmConfig())
+    steps = []
+    for step, end in enumerate(step_ends):
+        seen: Counter[str] = Counter()
+        steps.append([])
+        while sampler.drawn < end:
+            name = f"p{sampler.next(1)[0]}"
+            parts = (11, step, name, seen[name])
+            seen[name] += 1
+            steps[-1].append((name, parts, pipeline.effective(parts)))
+    return steps
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_effective_draws_are_kept_and_no_others(by_world, world, case):
+    ranks = by_world[world][case]
+    batch = CASES[case][2]
+    steps = draws_of(case, [each["drawn"] for each in ranks[0]])
+    for step, draws in enumerate(steps):
+        effective = [i for i, (_, _, flag) in enumerate(draws) if flag]
+        wanted = effective[: batch["problems"]] if batch.get("dynamic_sampling", True) else list(range(len(draws)))
+        for rank in ranks:
+            got = rank[step]["batch"]
+            assert got.kept_draws == wanted
+            assert (got.draws, got.effective) == (len(draws), len(effective))
+        kept = sorted((draw, e.problem.id) for rank in ranks for draw, e in rank[step]["batch"].kept)
+        assert kept == [(i, draws[i][0]) for i in wanted], "each on one rank"
+        sampled = sorted((draw, e.problem.id) for rank in ranks for draw, e in rank[step]["batch"].sampled)
+        assert sampled == [(i, name) for i, (name, _, _) in enumerate(draws)]
+
+
+@pytest.mark.parametrize("case", DYNAMIC)
+def test_rounds_go_on_while_problems_are_missing_and_end_at_the_bound(by_world, world, case):
+    batch = CASES[case][2]
+    bound = 1 + batch.get("max_resample_rounds", 4)
+    ranks = by_world[world][case]
+    for step, draws in enumerate(draws_of(case, [each["drawn"] for each in ranks[0]])):
+        rounds = ranks[0][step]["batch"].rounds
+        sizes = [sum(len(rank[step]["calls"][r]) for rank in ranks) for r in range(rounds)]
+        assert all(len(rank[step]["calls"]) == rounds for rank in ranks), "every rank takes part in every round"
+        assert sum(sizes) == len(draws)
+        assert sizes[0] == batch["problems"]
+        assert all(1 <= size <= batch["problems"] for size in sizes)
+        before_last = sum(flag for _, _, flag in draws[: sum(sizes[:-1])])
+        assert before_last < batch["problems"], "the last round was needed"
+        assert sum(flag for _, _, flag in draws) >= batch["problems"] or rounds == bound
+        assert rounds <= bound
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_number_of_ranks_changes_nothing_but_who_samples(by_world, case):
+    def whole(world):
+        ranks = by_world[world][case]
+        return [
+            {
+                "episodes": sorted(
+                    ((draw, e) for rank in ranks for draw, e in rank[step]["batch"].sampled), key=lambda each: each[0]
+                ),
+                "kept": ranks[0][step]["batch"].kept_draws,
+                "rounds": ranks[0][step]["batch"].rounds,
+                "drawn": ranks[0][step]["drawn"],
+            }
+            for step in range(STEPS)
+        ]
+
+    assert whole(1) == whole(2) == whole(4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_metrics_are_the_same_on_every_rank_of_every_world(by_world, case):
+    for step in range(STEPS):
+        alone = by_world[1][case][0][step]["metrics"]
+        for world in (2, 4):
+            for rank in by_world[world][case]:
+                assert rank[step]["metrics"] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_two_draws_of_a_run_have_the_same_seed(by_world, world, case):
+    """Also of one problem that comes twice in a step, as it does at the seam of two epochs."""
+    parts = [p for rank in by_world[world][case] for step in rank for call in step["calls"] for p in call]
+    assert len(set(parts)) == len(parts)
+    if case == "fewer_problems_than_draws":
+        assert max(occurrence for *_, occurrence in parts) >= 2
+
+
+def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_goes_on(by_world, world):
+    for rank in by_world[world]["nothing_effective"]:
+        for step in rank:
+            batch = step["batch"]
+            assert (batch.kept, batch.kept_draws, batch.effective, batch.rounds) == ([], [], 0, 3)
+            assert step["metrics"]["effective/share"] == 0
+        assert [step["drawn"] for step in rank] == [12, 24, 36]
+
+
+def test_a_rank_without_a_problem_takes_part_all_the_same(by_world):
+    ranks = by_world[4]["one_problem_a_step"]
+    assert any(not rank[step]["batch"].sampled for rank in ranks for step in range(STEPS))
+    assert all(len(ranks[0][step]["batch"].kept_draws) == 1 for step in range(STEPS))
+
+
+def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runtime, monkeypatch):
+    arguments = JOBS["half_effective"][1] | {"steps": 1}
+    expected = collect(runtime, **arguments)[0]
+    assert expected["batch"].rounds > 1
+    plain_run, plain_collect, states = ScriptedPipeline.run, None, []
+
+    def interrupted_in_the_second_round(self, tasks, *, aggregates):
+        if self.calls and len(states) == 0:
+            states.append(True)
+            raise Interrupted
+        return plain_run(self, tasks, aggregates=aggregates)
+
+    from spiral_mega.rollout.batch import BatchCollector
+
+    plain_collect = BatchCollector.collect
+
+    def collect_again_after_interruption(self, step):
+        before = self.sampler.state_dict()
+        with pytest.raises(Interrupted):
+            plain_collect(self, step)
+        assert self.sampler.drawn > before["drawn"]
+        self.sampler.load_state_dict(before)
+        self.pipeline.calls.clear()
+        return plain_collect(self, step)
+
+    monkeypatch.setattr(ScriptedPipeline, "run", interrupted_in_the_second_round)
+    monkeypatch.setattr(BatchCollector, "collect", collect_again_after_interruption)
+    assert collect(runtime, **arguments)[0] == expected
+
+
+def test_a_local_runtime_is_what_the_single_rank_above_was(runtime):
+    assert isinstance(runtime, Runtime)
+    assert runtime.world_size == 1
