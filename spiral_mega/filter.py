@@ -9,11 +9,10 @@ from spiral_mega.config import Config
 from spiral_mega.data.difficulty import split_by_difficulty, write_problems
 from spiral_mega.distributed import gather_objects
 from spiral_mega.prompts import Prompter
-from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline, Task
 from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_problems_for, load_tokenizer, stop_ids
+from spiral_mega.run import load_problems_for, load_tokenizer, make_verifier, stop_ids
 from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry import setup_logging
 
@@ -34,7 +33,7 @@ def filter_by_difficulty(
     engine.load_weights(pretrained_weights(config.model.path))
     algorithm = config.algorithm.model_copy(update={"search_traces": samples})
     rewards: dict[str, list[float]] = {}
-    with Verifier(config.rewards.time_limit_s, config.rewards.workers) as verifier:
+    with make_verifier(config, problems) as verifier:
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, algorithm, config.rollout)
         stride = CHUNK * runtime.world_size
         for start in range(0, len(problems), stride):

@@ -135,7 +135,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         if runtime.is_main:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.yaml").write_text(dump_config(config))
-        verifier = stack.enter_context(Verifier(config.rewards.time_limit_s, config.rewards.workers))
+        verifier = stack.enter_context(make_verifier(config, [*train_problems, *eval_problems]))
         telemetry = stack.enter_context(
             Telemetry(
                 folder,
@@ -201,6 +201,12 @@ def load_problems_for(config: Config, prompter: Prompter, sources: Sequence[Data
         check_kind(kind)
     kept, _ = fit_prompts(problems, prompter.search_prompt, config.data.max_prompt_tokens)
     return kept
+
+
+def make_verifier(config: Config, problems: Sequence[Problem]) -> Verifier:
+    """The verifier processes, with all that these problems need loaded before any limit runs."""
+    kinds = sorted({problem.kind for problem in problems})
+    return Verifier(config.rewards.time_limit_s, config.rewards.workers, kinds)
 
 
 def _warn_of_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:

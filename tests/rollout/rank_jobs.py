@@ -64,17 +64,21 @@ def interruption(runtime: Runtime, told: int, after: int, tasks: list[int]) -> d
     return {"raised": raised, "together": together, "done": done}
 
 
-def collect(
-    runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int, objective: str = "grpo"
-) -> list[dict[str, Any]]:
-    """Batches of a scripted pipeline; each with its metrics, this rank's calls and the sampler's position."""
-    algorithm = AlgorithmConfig(objective=objective, search_traces=2, set_size=1, num_sets=2, aggregation_traces=2)
-    pipeline = ScriptedPipeline(share, algorithm)
-    sampler = ProblemSampler(num_problems, seed=3)
+def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:
+    """A collector over a scripted pipeline, with GRPO's credit."""
+    algorithm = AlgorithmConfig(objective="grpo", search_traces=2)
+    pipeline: Any = ScriptedPipeline(share, algorithm)
     problems = [problem(f"p{i}") for i in range(num_problems)]
-    recipe = make_objective(algorithm)
-    config = BatchConfig(**batch)
-    collector = BatchCollector(problems, sampler, pipeline, recipe, config, runtime, run_seed=11)  # type: ignore[arg-type]
+    sampler = ProblemSampler(num_problems, seed=3)
+    return BatchCollector(
+        problems, sampler, pipeline, make_objective(algorithm), BatchConfig(**batch), runtime, run_seed=11
+    )
+
+
+def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int) -> list[dict]:
+    """The batches of some steps; each with its metrics, this rank's calls and the sampler's position."""
+    collector = collector_of(runtime, num_problems, share, batch)
+    pipeline: Any = collector.pipeline
     results = []
     for step in range(steps):
         pipeline.calls.clear()
@@ -84,7 +88,7 @@ def collect(
                 "batch": collected,
                 "calls": [[each.seed_parts for each in call] for call in pipeline.calls],
                 "metrics": batch_metrics(collected),
-                "drawn": sampler.drawn,
+                "drawn": collector.sampler.drawn,
             }
         )
     return results

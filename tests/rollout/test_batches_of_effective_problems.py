@@ -7,37 +7,18 @@ import pytest
 from spiral_mega.config import AlgorithmConfig
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.rollout.pipeline import Interrupted
-from spiral_mega.runtime import Runtime
-from tests.rollout.rank_jobs import collect
+from tests.rollout.launches import CASES, STEPS, of_ranks
+from tests.rollout.rank_jobs import collect, collector_of
 from tests.rollout.scripted import ScriptedPipeline
-from tests.support.ranks import run_ranks
 
-STEPS = 3
-CASES = {
-    "half_effective": (50, 0.5, {"problems": 8, "max_resample_rounds": 6}),
-    "rarely_effective": (50, 0.12, {"problems": 8, "max_resample_rounds": 3}),
-    "nothing_effective": (50, 0.0, {"problems": 4, "max_resample_rounds": 2}),
-    "all_effective": (50, 1.0, {"problems": 8}),
-    "all_kept": (50, 0.5, {"problems": 8, "dynamic_sampling": False}),
-    "fewer_problems_than_draws": (3, 0.5, {"problems": 8, "max_resample_rounds": 6}),
-    "one_problem_a_step": (50, 0.5, {"problems": 1, "max_resample_rounds": 9}),
-    "no_second_round": (50, 0.5, {"problems": 8, "max_resample_rounds": 0}),
-}
-JOBS = {
-    name: ("collect", {"num_problems": count, "share": share, "batch": batch, "steps": STEPS})
-    for name, (count, share, batch) in CASES.items()
-}
 DYNAMIC = [name for name, (_, _, batch) in CASES.items() if batch.get("dynamic_sampling", True)]
 
 
 @pytest.fixture(scope="module")
 def by_world(runtime):
     """{world size: {case: [rank][step]}}"""
-    results = {1: {name: [collect(runtime, **arguments)] for name, (_, arguments) in JOBS.items()}}
-    for world in (2, 4):
-        ranks = run_ranks(world, "tests.rollout.rank_jobs:run_jobs", JOBS)
-        results[world] = {name: [rank[name] for rank in ranks] for name in JOBS}
-    return results
+    alone = {case: [collect(runtime, *arguments, STEPS)] for case, arguments in CASES.items()}
+    return {1: alone} | {world: {case: of_ranks(world, case) for case in CASES} for world in (2, 4)}
 
 
 @pytest.fixture(params=[1, 2, 4])
@@ -149,36 +130,23 @@ def test_a_rank_without_a_problem_takes_part_all_the_same(by_world):
     assert all(len(ranks[0][step]["batch"].kept_draws) == 1 for step in range(STEPS))
 
 
-def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runtime, monkeypatch):
-    arguments = JOBS["half_effective"][1] | {"steps": 1}
-    expected = collect(runtime, **arguments)[0]
-    assert expected["batch"].rounds > 1
-    plain_run, plain_collect, states = ScriptedPipeline.run, None, []
+def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runtime):
+    arguments = CASES["half_effective"]
+    expected = collector_of(runtime, *arguments).collect(0)
+    assert expected.rounds > 1
+    collector = collector_of(runtime, *arguments)
+    plain_run = collector.pipeline.run
 
-    def interrupted_in_the_second_round(self, tasks, *, aggregates):
-        if self.calls and len(states) == 0:
-            states.append(True)
+    def interrupted_in_the_second_round(tasks, *, aggregates):
+        if collector.pipeline.calls:
             raise Interrupted
-        return plain_run(self, tasks, aggregates=aggregates)
+        return plain_run(tasks, aggregates=aggregates)
 
-    from spiral_mega.rollout.batch import BatchCollector
-
-    plain_collect = BatchCollector.collect
-
-    def collect_again_after_interruption(self, step):
-        before = self.sampler.state_dict()
-        with pytest.raises(Interrupted):
-            plain_collect(self, step)
-        assert self.sampler.drawn > before["drawn"]
-        self.sampler.load_state_dict(before)
-        self.pipeline.calls.clear()
-        return plain_collect(self, step)
-
-    monkeypatch.setattr(ScriptedPipeline, "run", interrupted_in_the_second_round)
-    monkeypatch.setattr(BatchCollector, "collect", collect_again_after_interruption)
-    assert collect(runtime, **arguments)[0] == expected
-
-
-def test_a_local_runtime_is_what_the_single_rank_above_was(runtime):
-    assert isinstance(runtime, Runtime)
-    assert runtime.world_size == 1
+    before = collector.sampler.state_dict()
+    collector.pipeline.run = interrupted_in_the_second_round
+    with pytest.raises(Interrupted):
+        collector.collect(0)
+    assert collector.sampler.drawn > before["drawn"]
+    collector.pipeline.run = plain_run
+    collector.sampler.load_state_dict(before)
+    assert collector.collect(0) == expected
