@@ -25,12 +25,8 @@ OPTIMIZER = {
     "schedule": "cosine",
 }
 STEPS = 4
-LR_FACTORS = (
-    0.5,
-    1.0,
-    0.75,
-    0.25,
-)  # warm-up of one update, then half a cosine: cos(pi / 3) = 0.5, cos(2 pi / 3) = -0.5
+# Warm-up of one update, then half a cosine over three: (1 + cos 0) / 2, (1 + cos pi/3) / 2, (1 + cos 2 pi/3) / 2
+LR_FACTORS = (0.5, 1.0, 0.75, 0.25)
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class Lab:
     """Models and sequences in `folder`, and what the ranks made of them: `results[world_size][rank][case]`."""
 
     folder: Path
-    results: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    results: dict[int, list[dict[str, Any]]] = field(default_factory=dict, repr=False)
 
     def model(self, name: str) -> Path:
         """The model of that name, such as "qwen3-tied"."""

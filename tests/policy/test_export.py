@@ -1,4 +1,4 @@
-"""What is saved is what transformers loads: weights, head, types, tokenizer and generation config; whole or not at all."""
+"""What is saved is what transformers loads: weights, types, tokenizer, generation config; whole or not at all."""
 
 import json
 from collections.abc import Iterator

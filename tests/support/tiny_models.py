@@ -1,4 +1,4 @@
-"""Real models of a few thousand weights, in a folder as a user would have them: weights, config, tokenizer, template."""
+"""Real models of a few thousand weights, in a folder as users have them: weights, config, tokenizer, template."""
 
 from pathlib import Path
 from typing import Any, Literal

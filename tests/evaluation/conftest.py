@@ -1,0 +1,13 @@
+"""A process group of one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from spiral_mega.runtime import Runtime, start_runtime
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[Runtime]:
+    with start_runtime() as alone:
+        yield alone

@@ -1,0 +1,88 @@
+"""The same task gives the same episode, whoever samples it; a stop on one rank stops all of them, and none hangs."""
+
+import pytest
+
+from spiral_mega.traces import SEARCH
+from tests.rollout.launches import PROBLEMS, of_ranks, real_config
+from tests.rollout.rank_jobs import episodes
+from tests.support.tiny_models import END_ID
+
+
+@pytest.fixture(scope="module")
+def alone(runtime):
+    return episodes(runtime, real_config(), PROBLEMS)
+
+
+@pytest.fixture(scope="module")
+def backwards(runtime):
+    return episodes(runtime, real_config(), PROBLEMS[::-1])
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return of_ranks(2, "episodes")
+
+
+def assert_same_episodes(left, right):
+    assert left.keys() == right.keys()
+    for name, episode in left.items():
+        other = right[name]
+        assert (episode.problem, episode.sets) == (other.problem, other.sets)
+        for a, b in zip(episode.traces(), other.traces(), strict=True):
+            assert (a.prompt_ids, a.response_ids, a.finish, a.text) == (b.prompt_ids, b.response_ids, b.finish, b.text)
+            assert (a.reward, a.verification) == (b.reward, b.verification)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+
+
+def test_real_episodes_are_the_same_on_one_rank_and_on_two(alone, ranks):
+    assert all(len(rank["episodes"]) == len(PROBLEMS) // 2 for rank in ranks)
+    assert_same_episodes(alone["episodes"], ranks[0]["episodes"] | ranks[1]["episodes"])
+
+
+def test_real_episodes_do_not_depend_on_the_order_of_the_problems(alone, backwards):
+    assert_same_episodes(alone["episodes"], backwards["episodes"])
+
+
+def test_real_episodes_are_varied_enough_to_tell(alone):
+    """Many different responses, ended and cut, right and wrong."""
+    traces = [trace for episode in alone["episodes"].values() for trace in episode.traces()]
+    assert len({tuple(trace.response_ids) for trace in traces}) > len(traces) * 0.9
+    assert {trace.finish for trace in traces} == {"stop", "length"}
+    assert {trace.reward for trace in traces} == {0.0, 1.0}
+    assert all((trace.response_ids[-1] == END_ID) == (trace.finish == "stop") for trace in traces)
+
+
+def test_evaluation_gives_the_same_numbers_again_and_on_any_number_of_ranks(alone, ranks):
+    """With the same weights, whatever was sampled in between."""
+    assert len(alone["before"]) == 3
+    assert 0 < alone["before"]["eval/search_accuracy"] < 1
+    for each in (alone, *ranks):
+        assert each["before"] == each["after"]
+        assert each["before"] == pytest.approx(alone["before"])
+
+
+@pytest.mark.parametrize("case", ["told_early", "told_while_the_other_has_no_task"])
+def test_a_stop_on_one_rank_gives_up_on_all(case):
+    results = of_ranks(2, case)
+    assert [result["raised"] for result in results] == [True, True]
+    assert [result["together"] for result in results] == [[0, 1]] * 2
+
+
+def test_a_stop_is_seen_before_the_next_step_of_the_engine():
+    assert of_ranks(2, "told_early")[1]["done"] == 4
+    assert of_ranks(2, "told_while_the_other_has_no_task")[1]["done"] == 0
+
+
+def test_a_stop_that_comes_when_a_rank_has_finished_loses_nothing():
+    results = of_ranks(2, "told_after_the_end")
+    assert [result["raised"] for result in results] == [False, False]
+    assert [result["done"] for result in results] == [28, 14]
+
+
+def test_searches_and_answers_of_one_episode_use_different_randomness(alone):
+    """An aggregation that drew the search's uniforms again would not be a new sample."""
+    for episode in alone["episodes"].values():
+        groups = [episode.search, *episode.aggregation]
+        first = [tuple(trace.response_ids) for group in groups for trace in group if trace.length > 2]
+        assert len(set(first)) == len(first)
+        assert all(trace.component == SEARCH for trace in episode.search)

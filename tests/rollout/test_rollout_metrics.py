@@ -1,0 +1,44 @@
+"""The metrics of a step against numbers worked out by hand, also with ranks that sampled nothing."""
+
+import pytest
+
+from tests.rollout.launches import METRIC_TRACES, of_ranks
+from tests.rollout.rank_jobs import metrics_of
+
+# Four traces: 3, 1, 1 and 0 tokens; rewards 1, 0, 0.5, 0; two cut, one gated; finite log-probs -1, -2 and -0.5.
+BY_HAND = {
+    "batch/problems": 2.0,
+    "batch/draws": 8.0,
+    "batch/surplus": 3.0,
+    "effective/share": 5 / 8,
+    "effective/rounds": 2.0,
+    "rollout/prompt_tokens": 12.0,
+    "rollout/response_tokens": 5.0,
+    "reward/search": 1.5 / 4,
+    "gated/search": 1 / 4,
+    "cut/search": 2 / 4,
+    "length/search": 5 / 4,
+    "entropy/search": 3.5 / 3,
+    "verify/ok": 3.0,
+    "verify/timeout": 1.0,
+}
+
+
+def test_metrics_of_one_rank(runtime):
+    assert metrics_of(runtime, [METRIC_TRACES]) == pytest.approx(BY_HAND)
+
+
+@pytest.mark.parametrize("job", ["metrics_of_both", "metrics_of_one"])
+def test_metrics_over_two_ranks_are_the_same_on_both(job):
+    assert of_ranks(2, job) == [pytest.approx(BY_HAND)] * 2
+
+
+def test_a_rank_and_a_batch_without_a_trace_are_no_division_by_zero(runtime):
+    metrics = metrics_of(runtime, [[]])
+    assert metrics["rollout/response_tokens"] == 0
+    assert not any(name.startswith(("reward", "length", "entropy")) for name in metrics)
+
+
+def test_traces_without_a_single_token_have_an_entropy_of_zero(runtime):
+    metrics = metrics_of(runtime, [METRIC_TRACES[3:]])
+    assert (metrics["entropy/search"], metrics["length/search"], metrics["cut/search"]) == (0.0, 0.0, 1.0)
