@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 
 from spiral_mega.config import Config
-from spiral_mega.data.difficulty import split_by_difficulty, write_problems
+from spiral_mega.data.difficulty import check_bounds, check_output, split_by_difficulty, write_problems
 from spiral_mega.distributed import gather_objects
 from spiral_mega.prompts import Prompter
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline, Task
 from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_problems_for, load_tokenizer, make_verifier, stop_ids
+from spiral_mega.run import check_context, load_problems_for, load_tokenizer, make_verifier, stop_ids
 from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry import setup_logging
 
@@ -25,7 +25,10 @@ def filter_by_difficulty(
     config: Config, runtime: Runtime, output: Path, *, samples: int, low: float, high: float
 ) -> None:
     """Write the training problems with low < mean reward of `samples` responses < high to `output`; collective."""
+    check_bounds(low, high)
+    check_output(output)
     setup_logging(runtime.rank, Path(config.run.dir))
+    check_context(config)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, tokenizer)
     problems = load_problems_for(config, prompter, config.data.train)

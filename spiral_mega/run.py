@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
@@ -21,6 +21,7 @@ from spiral_mega.config import Config, ConfigError, DataSource, ModelConfig, dum
 from spiral_mega.data.filters import fit_prompts
 from spiral_mega.data.problems import fingerprint, load_sources
 from spiral_mega.data.sampler import ProblemSampler
+from spiral_mega.distributed import gather_objects
 from spiral_mega.policy import Policy, build_policy
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind
@@ -29,7 +30,7 @@ from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
-from spiral_mega.telemetry import StageTimer, Telemetry, setup_logging
+from spiral_mega.telemetry import StageTimer, Telemetry, read_metrics, setup_logging
 from spiral_mega.telemetry.trace_writer import remove_traces
 from spiral_mega.traces import Problem
 
@@ -56,6 +57,18 @@ class Run:
     telemetry: Telemetry
     timer: StageTimer
     stop: StopRequest
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether held-out problems are to be sampled after `step` steps, and were not already; collective.
+
+        They are at the start, at the end, and every `eval.every` steps.
+        """
+        every, last = self.config.eval.every, self.config.run.steps
+        if not self.eval_problems or not (step in (0, last) or (every and step % every == 0)):
+            return False
+        records = read_metrics(self.folder) if self.runtime.is_main else []
+        done = any(record["step"] == step and any(n.startswith("eval/") for n in record) for record in records)
+        return not any(gather_objects(done))
 
     def save(self, step: int) -> None:
         """Start a checkpoint of the state after `step` steps."""
@@ -127,6 +140,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm)
+        check_context(config)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
         train_problems = load_problems_for(config, prompter, config.data.train)
@@ -169,6 +183,20 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             telemetry=telemetry,
             timer=StageTimer(torch.cuda.synchronize if runtime.device.type == "cuda" else None),
             stop=stop,
+        )
+
+
+def check_context(config: Config) -> None:
+    """That the model exists and is made for contexts of rollout.max_context_tokens."""
+    try:
+        model = AutoConfig.from_pretrained(config.model.path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {config.model.path!r} holds no model config that can be read: {error}") from error
+    limit = getattr(model, "max_position_embeddings", None)
+    if limit is not None and config.rollout.max_context_tokens > limit:
+        raise ConfigError(
+            f"rollout.max_context_tokens is {config.rollout.max_context_tokens}, but the model at {config.model.path} "
+            f"is made for {limit} positions: lower it"
         )
 
 

@@ -28,23 +28,23 @@ def train(config: Config, runtime: Runtime) -> None:
     with open_run(config, runtime) as run:
         step = saved = run.resume()
         run.engine.load_weights(run.policy.weights())
+        finished = False
         try:
-            if step == 0:
-                run.telemetry.log(0, _evaluate(run))
-            while step < config.run.steps and not run.stop.on_any_rank():
+            while not run.stop.on_any_rank():
+                if run.evaluation_due(step):
+                    run.telemetry.log(step, _evaluate(run))
+                if finished := step >= config.run.steps:
+                    break
                 metrics = _train_step(run, step)
                 step += 1
                 run.telemetry.log(step, metrics)
                 if step % config.checkpoint.every == 0:
                     run.save(saved := step)
-                if step == config.run.steps or (config.eval.every and step % config.eval.every == 0):
-                    run.telemetry.log(step, _evaluate(run))
         except Interrupted:
             log.warning("interrupted after step %d: what was being sampled is given up, and done again on resume", step)
         if saved != step:
             run.save(step)
         run.checkpoints.wait()
-        finished = step >= config.run.steps
         if finished and config.checkpoint.save_hf:
             run.policy.save_pretrained(run.folder / "model")
     if runtime.is_main:
@@ -122,8 +122,6 @@ def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]
 
 
 def _evaluate(run: Run) -> dict[str, float]:
-    if not run.eval_problems:
-        return {}
     with run.timer("eval"):
         metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.runtime, run.config.run.seed)
     return metrics | run.timer.pop()

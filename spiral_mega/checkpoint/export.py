@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -45,7 +46,8 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
         hf_config.tie_word_embeddings = not untied
         hf_config.save_pretrained(partial)
         AutoTokenizer.from_pretrained(model.tokenizer or model.path).save_pretrained(partial)
-        GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
+        with suppress(OSError):  # many a model has none
+            GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)

@@ -217,6 +217,7 @@ def find_contradictions(config: Config) -> Iterator[str]:
     """What no single key shows: one sentence each, naming key, value and remedy."""
     # Recipes and verifiers are typed by this schema, so they can only be imported once it exists.
     from spiral_mega.algorithm.objectives import make_objective
+    from spiral_mega.algorithm.sets import check_design
     from spiral_mega.algorithm.weighting import make_weighting
     from spiral_mega.rewards import check_kind
 
@@ -260,6 +261,11 @@ def find_contradictions(config: Config) -> Iterator[str]:
         make_weighting(algorithm, make_objective(algorithm))
     except ValueError as error:
         yield str(error)
+    if config.data.eval:  # held-out problems are always aggregated
+        try:
+            check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
+        except ValueError as error:
+            yield f"data.eval needs sets of search traces: {error}"
     for source in (*config.data.train, *config.data.eval):
         try:
             check_kind(source.kind)

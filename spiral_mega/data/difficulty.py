@@ -27,6 +27,18 @@ class DifficultySplit:
     too_easy: int
 
 
+def check_bounds(low: float, high: float) -> None:
+    """Raises DataError unless some mean reward lies between the bounds."""
+    if not low < high:
+        raise DataError(f"low is {low} and high is {high}: low must be below high")
+
+
+def check_output(path: Path) -> None:
+    """Raises DataError unless `write_problems` takes this name."""
+    if path.suffix != ".jsonl":
+        raise DataError(f"{path}: problems are written as JSONL: end the name with .jsonl")
+
+
 def split_by_difficulty(
     problems: Sequence[Problem], rewards: Mapping[str, Sequence[float]], low: float = 0.0, high: float = 1.0
 ) -> DifficultySplit:
@@ -35,8 +47,7 @@ def split_by_difficulty(
     `rewards` holds, for each problem's id, the rewards of its samples (one or more). Raises DataError for empty
     bounds, for rewards that are missing or not finite, and for rewards of an unknown problem.
     """
-    if not low < high:
-        raise DataError(f"low is {low} and high is {high}: low must be below high")
+    check_bounds(low, high)
     unknown = sorted(set(rewards) - {problem.id for problem in problems})
     if unknown:
         raise DataError(f"{len(unknown)} ids have rewards but are no problem, such as {unknown[0]!r}: use one data set")
@@ -63,8 +74,7 @@ def write_problems(problems: Sequence[Problem], path: str | Path) -> int:
     The file appears whole or not at all. Raises DataError when the path is not .jsonl or there is no problem.
     """
     path = Path(path)
-    if path.suffix != ".jsonl":
-        raise DataError(f"{path}: problems are written as JSONL: end the name with .jsonl")
+    check_output(path)
     if not problems:
         raise DataError(f"{path}: no problem to write: widen the bounds, or check the data and the rewards")
     path.parent.mkdir(parents=True, exist_ok=True)

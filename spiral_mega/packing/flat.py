@@ -43,7 +43,19 @@ class PackedBatch:
 
 
 def pack(sequences: list[Sequence]) -> PackedBatch:
-    """Lay out sequences in order. Without any, a single token with no loss, so that a rank can keep step."""
+    """Lay out sequences in order. Without any, a single token with no loss, so that a rank can keep step.
+
+    Raises ValueError for a sequence whose first response token has nothing to be predicted from, or whose tokens and
+    log-probs do not match.
+    """
+    for s in sequences:
+        if not s.prompt_ids:
+            raise ValueError(f"sequence {s.key} has an empty prompt")
+        if len(s.response_ids) != len(s.sampler_logprobs):
+            raise ValueError(
+                f"sequence {s.key} has {len(s.response_ids)} response tokens and {len(s.sampler_logprobs)} "
+                "sampler log-probs"
+            )
     token_lists = [[*s.prompt_ids, *s.response_ids] for s in sequences] or [[0]]
     lengths = torch.tensor([len(tokens) for tokens in token_lists])
     starts = lengths.cumsum(0) - lengths

@@ -6,6 +6,7 @@ the packed forward is one code path on any device.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def segment_sdpa(
     caps, sinks, masks, and sliding windows shorter than a segment.
     """
     bounds = cu_seq_lens_q.tolist()
-    lengths = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    lengths = [end - start for start, end in pairwise(bounds)]
     if sliding_window is not None and max(lengths) > sliding_window:
         raise ValueError(
             f"segment_sdpa has no sliding window, and a sequence of {max(lengths)} is over {sliding_window}"

@@ -18,9 +18,14 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
     )
+    for p in trainable:
+        # Left to itself, torch.distributed.checkpoint fills an empty state by a step, which Adam would count.
+        moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
+    return optimizer
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:

@@ -10,6 +10,6 @@ from transformers import AutoModelForCausalLM
 
 def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole tensors of the model at `path` by Hugging Face name, a tied head as a tensor of its own."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     for name, parameter in model.named_parameters(remove_duplicate=False):
         yield name, parameter.detach()
