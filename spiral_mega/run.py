@@ -191,7 +191,7 @@ def check_context(config: Config) -> None:
     try:
         model = AutoConfig.from_pretrained(config.model.path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {config.model.path!r} holds no model config that can be read: {error}") from error
+        raise ConfigError(f"model.path {config.model.path!r} holds no readable model config: {error}") from error
     limit = getattr(model, "max_position_embeddings", None)
     if limit is not None and config.rollout.max_context_tokens > limit:
         raise ConfigError(

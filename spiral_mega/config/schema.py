@@ -84,8 +84,8 @@ class DataSource(Section):
     subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
     kind: str = Field(
         default="math",
-        description="Verifier of its answers: math, exact, arithmetic, or package.module:function. Rows that name their "
-        "own (as the files of `spiral-mega filter` do) keep it.",
+        description="Verifier of its answers: math, exact, arithmetic, or package.module:function. Rows that name "
+        "their own (as the files of `spiral-mega filter` do) keep it.",
     )
     limit: int | None = Field(
         default=None, gt=0, description="Take the first `limit` problems only; the rest are counted."
@@ -238,8 +238,8 @@ def find_contradictions(config: Config) -> Iterator[str]:
         longest = config.data.max_prompt_tokens + algorithm.set_size * shown + rollout.max_response_tokens
         if longest > rollout.max_context_tokens:
             yield (
-                f"an aggregation prompt may show algorithm.set_size ({algorithm.set_size}) traces of {shown} tokens, which "
-                f"with problem and response makes {longest}, more than rollout.max_context_tokens "
+                f"an aggregation prompt may show algorithm.set_size ({algorithm.set_size}) traces of {shown} tokens, "
+                f"which with problem and response makes {longest}, more than rollout.max_context_tokens "
                 f"({rollout.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
             )
     if config.policy.microbatch_tokens < rollout.max_context_tokens:

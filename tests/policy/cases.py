@@ -1,14 +1,14 @@
 """The models, configurations and sequences of the multi-rank tests, and how they reach the ranks."""
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from spiral_mega.packing.sequences import Sequence
-from tests.policy.reference import make_adapters, make_sequences
+from tests.policy.reference import gradients_of, load_model, make_adapters, make_sequences
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
@@ -29,7 +29,7 @@ STEPS = 4
 LR_FACTORS = (0.5, 1.0, 0.75, 0.25)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GradientCase:
     """What is trained, and at which temperature log-probs are taken."""
 
@@ -66,7 +66,7 @@ UPDATES = {
 SPLITS = {"one budget for all": (4096, 0), "many micro-batches": (30, 1), "other owners": (60, 2)}
 
 
-@dataclass
+@dataclass(eq=False)
 class Lab:
     """Models and sequences in `folder`, and what the ranks made of them: `results[world_size][rank][case]`."""
 
@@ -81,29 +81,35 @@ class Lab:
             save_tiny_model(path, family, tied=head == "tied")  # type: ignore[arg-type]
         return path
 
-    @cached_property
-    def sequences(self) -> list[Sequence]:
-        return make_sequences(self.model("qwen3-tied"), 13, seed=1)
+    def plain(self, case: GradientCase) -> torch.nn.Module:
+        """The unsharded model of `case`."""
+        return load_model(self.model(case.model), case.lora, self.adapters(case))
 
-    @cached_property
-    def with_holes(self) -> list[Sequence]:
+    @cache  # noqa: B019 (one lab a session)
+    def sequences(self, case: GradientCase) -> list[Sequence]:
+        """Ragged sequences whose gradient has 0.25 as its largest entry, so that 1e-6 means the same in every case."""
+        raw = make_sequences(self.model(case.model), 13, seed=1)
+        _, gradients = gradients_of(self.plain(case), raw, case.temperature)
+        scale = 0.25 / max(float(g.abs().max()) for g in gradients.values())
+        return [replace(sequence, weight=scale * sequence.weight) for sequence in raw]
+
+    def with_holes(self, case: GradientCase) -> list[Sequence]:
         """Sequences some of whose tokens lack the sampler's log-prob; one lacks them all."""
         holed = []
-        for i, sequence in enumerate(self.sequences[:6]):
+        for i, sequence in enumerate(self.sequences(case)[:6]):
             missing = range(sequence.num_tokens) if i == 4 else range(0, sequence.num_tokens, 3)
             values = [float("nan") if j in missing else p for j, p in enumerate(sequence.sampler_logprobs)]
             holed.append(replace(sequence, sampler_logprobs=values))
         return holed
 
-    @cached_property
-    def batches(self) -> list[list[Sequence]]:
-        return [make_sequences(self.model("qwen3-tied"), 9, seed=10 + i) for i in range(3)]
+    @cache  # noqa: B019
+    def batches(self, model: str) -> list[list[Sequence]]:
+        return [make_sequences(self.model(model), 9, seed=10 + i) for i in range(3)]
 
-    @cached_property
-    def poisoned(self) -> list[Sequence]:
-        """A batch one of whose sequences has no finite gradient."""
-        first, *others = self.batches[1]
-        return [*others, replace(first, advantage=float("inf"))]
+    def poisoned(self, model: str) -> list[list[Sequence]]:
+        """Three batches; one sequence of the second has no finite gradient."""
+        first, (spoilt, *others), last = self.batches(model)
+        return [first, [*others, replace(spoilt, advantage=float("inf"))], last]
 
     def adapters(self, case: GradientCase) -> dict[str, torch.Tensor] | None:
         return make_adapters(self.model(case.model), case.lora, seed=3) if case.lora else None
@@ -121,8 +127,8 @@ class Lab:
         """Launch that many ranks on every case that concerns them."""
         cases: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, case in (GRADIENTS | {"bf16": BF16}).items():
-            splits = {split: (self.sequences, *how) for split, how in SPLITS.items()}
-            splits |= {"fewer than ranks": (self.sequences[:1], 64, 0), "holes": (self.with_holes, 40, 3)}
+            splits = {split: (self.sequences(case), *how) for split, how in SPLITS.items()}
+            splits |= {"fewer than ranks": (self.sequences(case)[:1], 64, 0), "holes": (self.with_holes(case), 40, 3)}
             arguments = {
                 "model": self.model(case.model),
                 "sections": case.sections(),
@@ -132,17 +138,16 @@ class Lab:
             cases[f"gradients: {name}"] = "gradients", arguments
         for name, (model, lora) in UPDATES.items():
             common = {"model": self.model(model), "sections": training_sections(lora)}
+            batches = self.batches(model)
             export = self.folder / "exports" / f"{name} {world_size}"
-            cases[f"updates: {name}"] = "updates", common | {"batches": self.batches, "export": export}
-            if name.startswith("LoRA, un"):
-                continue
-            poisoned = [self.batches[0], self.poisoned, self.batches[2]]
-            cases[f"poisoned: {name}"] = "updates", common | {"batches": poisoned}
-            saved = {"batches": self.batches, "folder": self.folder / "checkpoints" / name}
+            if world_size <= 2:
+                cases[f"updates: {name}"] = "updates", common | {"batches": batches, "export": export}
+                cases[f"poisoned: {name}"] = "updates", common | {"batches": self.poisoned(model)}
+            saved = {"batches": batches, "folder": self.folder / "checkpoints" / name}
             if world_size == 2:
                 cases[f"interrupted: {name}"] = "interrupted", common | saved
-            elif name != "untied":
-                rest = {"step": 1, "batches": self.batches[1:]}
+            else:
+                rest = {"step": 1, "batches": batches[1:]}
                 cases[f"resumed: {name}"] = "resumed", common | saved | rest
         if world_size == 2:
             for name, path in {"broken": self.broken_model(), "absent": self.folder / "absent"}.items():

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.policy.cases import Lab
-
-NAMES = ["tied", "untied", "LoRA, tied"]
+from tests.policy.cases import UPDATES, Lab
 
 
 def same_updates(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -22,26 +20,26 @@ def last(run: dict[str, Any], count: int) -> dict[str, Any]:
     return {key: values[-count:] for key, values in run.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UPDATES)
 def test_saving_does_not_disturb_training(lab: Lab, name: str) -> None:
     runs = lab.results[2][0][f"interrupted: {name}"]
     assert same_updates(runs["saving"], runs["undisturbed"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UPDATES)
 def test_training_goes_on_bit_for_bit_after_a_resume(lab: Lab, name: str) -> None:
     runs = lab.results[2][0][f"interrupted: {name}"]
     assert same_updates(runs["from 1"], last(runs["undisturbed"], 2))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UPDATES)
 def test_a_checkpoint_before_the_first_update_is_as_good_as_the_start(lab: Lab, name: str) -> None:
     runs = lab.results[2][0][f"interrupted: {name}"]
     assert same_updates(runs["from 0"], runs["undisturbed"])
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-@pytest.mark.parametrize("name", ["tied", "LoRA, tied"])
+@pytest.mark.parametrize("name", UPDATES)
 def test_a_checkpoint_of_two_ranks_goes_on_elsewhere(lab: Lab, name: str, world_size: int) -> None:
     found = lab.results[world_size][0][f"resumed: {name}"]
     expected = last(lab.results[2][0][f"interrupted: {name}"]["undisturbed"], 2)

@@ -54,7 +54,7 @@ def updates(
 ) -> dict[str, Any]:
     """One update a batch: metrics and trained weights after each, the streamed weights before and after all."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
-    start, at_start = dict(policy.weights()), _trained(policy)
+    start, at_start = _streamed(policy), _trained(policy)
     after, metrics, optimizer_kept = [], [], []
     for index, batch in enumerate(batches):
         before = _optimizer_tensors(policy)
@@ -69,7 +69,7 @@ def updates(
     return {
         "start": start,
         "at_start": at_start,
-        "end": dict(policy.weights()),
+        "end": _streamed(policy),
         "metrics": metrics,
         "after": after,
         "optimizer_kept": optimizer_kept,
@@ -137,6 +137,11 @@ def _owned(runtime: Runtime, sequences: list[Sequence], seed: int) -> list[Seque
     mine = [sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == runtime.rank]
     rng.shuffle(mine)
     return mine
+
+
+def _streamed(policy: FsdpPolicy) -> Tensors:
+    # On one rank the streamed tensors are the parameters themselves, as good as the next update.
+    return {name: tensor.clone() for name, tensor in policy.weights()}
 
 
 def _trained(policy: FsdpPolicy) -> Tensors:
