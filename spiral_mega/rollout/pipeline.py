@@ -93,8 +93,8 @@ class _EpisodeRun:
             self.sets = sample_sets(
                 algorithm.search_traces, algorithm.set_size, algorithm.num_sets, rng=rng, method=algorithm.set_design
             )
-        self.search: list[Trace | None] = [None] * algorithm.search_traces
-        self.aggregation: list[list[Trace | None]] = [[None] * algorithm.aggregation_traces for _ in self.sets]
+        self.search: dict[int, Trace] = {}
+        self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
         self.waiting = set(range(len(self.sets)))
         self.verdicts: list[tuple[Trace, Future[Verdict]]] = []
         self.prompts: dict[int | None, list[int]] = {}
@@ -118,7 +118,7 @@ class _EpisodeRun:
         self._store(trace)
         if component == SEARCH:
             for l in sorted(self.waiting):
-                if all(self.search[j] is not None for j in self.sets[l]):
+                if all(j in self.search for j in self.sets[l]):
                     self.waiting.remove(l)
                     self._aggregate(l)
 
@@ -126,19 +126,20 @@ class _EpisodeRun:
         for trace, future in self.verdicts:
             verdict = future.result()
             trace.reward, trace.verification = verdict.reward, verdict.status
-        return Episode(self.task.problem, self.task.step, self.search, self.sets, self.aggregation)  # type: ignore[arg-type]
+        search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
+        return Episode(self.task.problem, self.task.step, search, self.sets, aggregation)
 
     def _aggregate(self, set_index: int) -> None:
         members = [self.search[j] for j in self.sets[set_index]]
-        prompt = self.pipeline.prompter.aggregation_prompt(self.task.problem, members)  # type: ignore[arg-type]
+        prompt = self.pipeline.prompter.aggregation_prompt(self.task.problem, members)
         count = self.pipeline.algorithm.aggregation_traces
         if len(prompt) < self.pipeline.rollout.max_context_tokens:
             self._request(AGGREGATION, set_index, prompt, count)
             return
         # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.
-        self.aggregation[set_index] = [
-            Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index) for i in range(count)
-        ]
+        self.aggregation[set_index] = {
+            i: Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index) for i in range(count)
+        }
 
     def _request(self, component: str, set_index: int | None, prompt: list[int], count: int) -> None:
         rollout = self.pipeline.rollout
@@ -154,7 +155,7 @@ class _EpisodeRun:
         )
 
     def _store(self, trace: Trace) -> None:
-        row = self.search if trace.set_index is None else self.aggregation[trace.set_index]
-        row[trace.index] = trace
+        group = self.search if trace.set_index is None else self.aggregation[trace.set_index]
+        group[trace.index] = trace
         problem = self.task.problem
         self.verdicts.append((trace, self.pipeline.verifier.submit(trace.text, problem.answer, problem.kind)))
