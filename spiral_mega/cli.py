@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from spiral_mega.config import dump_config, load_config
+from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import UserError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -3,3 +3,7 @@
 
 class UserError(ValueError):
     """Bad input. The text names the file, key or value, and what to do."""
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used as it is."""

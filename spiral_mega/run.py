@@ -17,11 +17,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
 from spiral_mega.checkpoint.manager import CheckpointError, CheckpointManager
-from spiral_mega.config import Config, ConfigError, DataSource, ModelConfig, dump_config
+from spiral_mega.config import Config, DataSource, ModelConfig
+from spiral_mega.config.load import dump_config
 from spiral_mega.data.filters import fit_prompts
 from spiral_mega.data.problems import fingerprint, load_sources
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
+from spiral_mega.errors import ConfigError
 from spiral_mega.policy import Policy, build_policy
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind

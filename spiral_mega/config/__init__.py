@@ -1,6 +1,5 @@
-"""The configuration of a run: `load_config` reads it, the classes of `schema` say what it may hold."""
+"""The configuration of a run: `schema` says what it may hold, `load` reads it, `checks` finds contradictions."""
 
-from spiral_mega.config.load import ConfigError, dump_config, load_config
 from spiral_mega.config.schema import (
     AlgorithmConfig,
     BatchConfig,
@@ -25,7 +24,6 @@ __all__ = [
     "BatchConfig",
     "CheckpointConfig",
     "Config",
-    "ConfigError",
     "DataConfig",
     "DataSource",
     "EvalConfig",
@@ -38,6 +36,4 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "TelemetryConfig",
-    "dump_config",
-    "load_config",
 ]

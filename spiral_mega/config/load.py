@@ -12,12 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from spiral_mega.config.checks import find_contradictions
 from spiral_mega.config.schema import Config
-from spiral_mega.errors import UserError
-
-
-class ConfigError(UserError):
-    """A configuration that cannot be used; the text names the file, the keys and the remedies."""
+from spiral_mega.errors import ConfigError
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -36,9 +33,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{path} with overrides {list(overrides)}: {error}") from error
     try:
-        return Config.model_validate(values)
+        config = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{path}:\n" + "\n".join(_explain(error))) from None
+    if contradictions := list(find_contradictions(config)):
+        raise ConfigError(f"{path}:\n" + "\n".join(f"  {text}" for text in contradictions))
+    return config
 
 
 def dump_config(config: Config) -> str:
@@ -81,8 +81,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
         elif item["type"] == "missing":
             yield f"  {key}: missing; set it in the file or as {key}=..."
         elif item["type"] == "value_error":
-            for line in str(item["ctx"]["error"]).splitlines():
-                yield f"  {line}"
+            yield f"  {item['ctx']['error']}"
         else:
             yield f"  {key}: {item['msg']} (got {item['input']!r}, {type(item['input']).__name__})"
 

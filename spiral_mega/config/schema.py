@@ -1,11 +1,7 @@
-"""The typed configuration of a run. Every key, its unit, and every contradiction that can be seen without loading.
-
-Unknown keys and wrong types are refused. Cross-field checks name the key, its value and the remedy.
-"""
+"""The typed configuration of a run: every key, its unit and its default. Unknown keys and wrong types are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -204,70 +200,3 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-
-    @model_validator(mode="after")
-    def _contradictions(self) -> Config:
-        problems = list(find_contradictions(self))
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
-
-
-def find_contradictions(config: Config) -> Iterator[str]:
-    """What no single key shows: one sentence each, naming key, value and remedy."""
-    # Recipes and verifiers are typed by this schema, so they can only be imported once it exists.
-    from spiral_mega.algorithm.objectives import make_objective
-    from spiral_mega.algorithm.sets import check_design
-    from spiral_mega.algorithm.weighting import make_weighting
-    from spiral_mega.rewards import check_kind
-
-    rollout, algorithm, batch = config.rollout, config.algorithm, config.batch
-    if rollout.max_response_tokens >= rollout.max_context_tokens:
-        yield (
-            f"rollout.max_response_tokens is {rollout.max_response_tokens}, which leaves no room for a prompt in "
-            f"rollout.max_context_tokens ({rollout.max_context_tokens}): lower the first or raise the second"
-        )
-    if config.data.max_prompt_tokens + rollout.max_response_tokens > rollout.max_context_tokens:
-        yield (
-            f"data.max_prompt_tokens ({config.data.max_prompt_tokens}) plus rollout.max_response_tokens "
-            f"({rollout.max_response_tokens}) is more than rollout.max_context_tokens ({rollout.max_context_tokens}): "
-            "lower one of the first two or raise the last"
-        )
-    shown = {"whole": rollout.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
-    if shown is not None:
-        longest = config.data.max_prompt_tokens + algorithm.set_size * shown + rollout.max_response_tokens
-        if longest > rollout.max_context_tokens:
-            yield (
-                f"an aggregation prompt may show algorithm.set_size ({algorithm.set_size}) traces of {shown} tokens, "
-                f"which with problem and response makes {longest}, more than rollout.max_context_tokens "
-                f"({rollout.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
-            )
-    if config.policy.microbatch_tokens < rollout.max_context_tokens:
-        yield (
-            f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "
-            f"rollout.max_context_tokens ({rollout.max_context_tokens}) tokens: raise policy.microbatch_tokens"
-        )
-    if algorithm.target_length is not None and algorithm.target_length > rollout.max_response_tokens:
-        yield (
-            f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "
-            f"({rollout.max_response_tokens}), so the gate could never close: lower it, or set it to null"
-        )
-    if batch.problems % batch.minibatches:
-        yield (
-            f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
-            "choose a divisor"
-        )
-    try:
-        make_weighting(algorithm, make_objective(algorithm))
-    except ValueError as error:
-        yield str(error)
-    if config.data.eval:  # held-out problems are always aggregated
-        try:
-            check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
-        except ValueError as error:
-            yield f"data.eval needs sets of search traces: {error}"
-    for source in (*config.data.train, *config.data.eval):
-        try:
-            check_kind(source.kind)
-        except ValueError as error:
-            yield f"data: kind of {source.path}: {error}"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spiral_mega.config import Config, ConfigError, dump_config, load_config
+from spiral_mega.config import Config
+from spiral_mega.config.load import dump_config, load_config
+from spiral_mega.errors import ConfigError
 
 BASE = {
     "run": {"dir": "runs/x", "steps": 10},

@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spiral_mega.config import load_config
+from spiral_mega.config.load import load_config
 from spiral_mega.telemetry.trace_writer import read_traces
 from tests.e2e.runs import TrainingRun
 
