@@ -108,18 +108,11 @@ def _shard(model: Any, config: PolicyConfig) -> None:
 
 
 def _materialise(model: nn.Module, device: torch.device) -> None:
-    """Give meta parameters memory on `device`.
+    """Give meta parameters memory on `device`. Buffers (rotary frequencies) were computed and keep their values.
 
-    Buffers (rotary frequencies) were computed and keep their values; `to_empty` would also untie shared parameters.
+    Sharded parameters are filled in place, so shared ones stay shared.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            places.setdefault(parameter, []).append((module, name))
     model.to_empty(device=device)
-    for (first, first_name), *others in places.values():
-        for module, name in others:
-            setattr(module, name, getattr(first, first_name))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
