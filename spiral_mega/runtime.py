@@ -14,17 +14,21 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """This process among its peers. `attention` names the packed attention that suits the device."""
+    """This process among its peers."""
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
-    attention: str
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def packed_attention(self, dtype: torch.dtype) -> str:
+        """The attention for packed sequences that suits the device: flash-attn's kernels take half precision only."""
+        half = dtype in (torch.bfloat16, torch.float16)
+        return "flash_attention_2" if self.device.type == "cuda" and half else "segment_sdpa"
 
 
 @contextmanager
@@ -48,12 +52,6 @@ def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
         timeout=timedelta(minutes=timeout_minutes),
     )
     try:
-        yield Runtime(
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            device=device,
-            attention="flash_attention_2" if cuda else "segment_sdpa",
-        )
+        yield Runtime(rank=rank, world_size=world_size, local_rank=local_rank, device=device)
     finally:
         dist.destroy_process_group()

@@ -48,9 +48,11 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
         AutoTokenizer.from_pretrained(model.tokenizer or model.path).save_pretrained(partial)
         with suppress(OSError):  # many a model has none
             GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
+        replaced = folder.with_name(folder.name + ".replaced")
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(replaced)
         partial.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     dist.barrier()
 
 

@@ -49,7 +49,7 @@ class PolicyConfig(Section):
     )
     attention: str = Field(
         default="auto",
-        description="auto: flash_attention_2 on GPU, segment-wise SDPA elsewhere; or an attention by name.",
+        description="auto: flash_attention_2 on GPU in bfloat16, segment-wise SDPA otherwise; or an attention by name.",
     )
     activation_checkpointing: bool = False
     microbatch_tokens: int = Field(

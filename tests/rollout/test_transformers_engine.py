@@ -26,7 +26,7 @@ from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID, PAD_ID, VOCAB, save_tiny_model
 
 MANY_STOPS = tuple(range(1, 15))  # responses of a few tokens, so that rows leave the batch at all times
-CPU = Runtime(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"), attention="segment_sdpa")
+CPU = Runtime(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

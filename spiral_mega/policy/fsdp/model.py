@@ -45,7 +45,9 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     accelerator.
     """
     hf_config = read_model_config(model_config.path)
-    attention = runtime.attention if config.attention == "auto" else config.attention
+    attention = config.attention
+    if attention == "auto":
+        attention = runtime.packed_attention(getattr(torch, config.param_dtype))
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
     model.tie_weights()  # emptying the weights untied them

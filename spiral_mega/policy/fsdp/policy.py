@@ -26,19 +26,14 @@ from spiral_mega.runtime import Runtime
 
 @dataclass
 class _Totals:
-    """Sums over the tokens trained on, this rank's, of what the metrics are made of."""
+    """Sums over the tokens trained on, this rank's, of what the metrics are made of; on the device until the end."""
 
-    sums: dict[str, float] = field(default_factory=dict)
-    peak: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    peaks: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, **values: torch.Tensor) -> None:
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value.sum())
-
-    def raise_to(self, **values: torch.Tensor) -> None:
-        for name, value in values.items():
-            if value.numel():
-                self.peak[name] = max(self.peak.get(name, -math.inf), float(value.max()))
+            self.sums[name] = self.sums.get(name, 0.0) + value.sum(dtype=torch.float64)
 
 
 class FsdpPolicy:
@@ -116,7 +111,10 @@ class FsdpPolicy:
                 tokens=torch.ones_like(logprobs), loss=tokens.loss * batch.weights, entropy=entropy, log_ratio=ratio,
                 clipped=tokens.clipped, masked=tokens.masked,
             )  # fmt: skip
-            totals.raise_to(log_ratio_abs=ratio.abs())
+            if ratio.numel():
+                totals.log_ratio_abs_max = (
+                    ratio.abs().max().maximum(torch.as_tensor(totals.log_ratio_abs_max, device=ratio.device))
+                )
 
     def _gradient_norm(self) -> float:
         """Clip to max_grad_norm and return the norm before; not finite when some gradient is not."""
@@ -126,7 +124,8 @@ class FsdpPolicy:
 
 
 def _reduce(totals: _Totals) -> dict[str, float]:
-    sums, peak = sum_over_ranks(totals.sums), max_over_ranks(totals.peak)
+    sums = sum_over_ranks({name: float(value) for name, value in totals.sums.items()})
+    peak = max_over_ranks({"log_ratio_abs": max((float(each) for each in totals.peaks), default=0.0)})
     tokens = max(sums.get("tokens", 0.0), 1.0)
     return {
         "train/loss": sums.get("loss", 0.0),
@@ -134,6 +133,6 @@ def _reduce(totals: _Totals) -> dict[str, float]:
         "train/clipped": sums.get("clipped", 0.0) / tokens,
         "entropy/trained": sums.get("entropy", 0.0) / tokens,
         "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / tokens,
-        "sampler/log_ratio_abs_max": peak.get("log_ratio_abs", 0.0),
+        "sampler/log_ratio_abs_max": peak["log_ratio_abs"],
         "sampler/masked_tokens": sums.get("masked", 0.0),
     }
