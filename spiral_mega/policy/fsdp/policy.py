@@ -33,7 +33,8 @@ class _Totals:
 
     def add(self, **values: torch.Tensor) -> None:
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.sum(dtype=torch.float64)
+            total = value.sum(dtype=torch.float64)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
 class FsdpPolicy:
@@ -112,9 +113,7 @@ class FsdpPolicy:
                 clipped=tokens.clipped, masked=tokens.masked,
             )  # fmt: skip
             if ratio.numel():
-                totals.log_ratio_abs_max = (
-                    ratio.abs().max().maximum(torch.as_tensor(totals.log_ratio_abs_max, device=ratio.device))
-                )
+                totals.peaks.append(ratio.abs().max())
 
     def _gradient_norm(self) -> float:
         """Clip to max_grad_norm and return the norm before; not finite when some gradient is not."""
