@@ -1,0 +1,1 @@
+"""Schedules of SPIRAL's rollout step compared on simulated engines: `python -m benchmarks.rollout_schedule --help`."""

@@ -1,0 +1,41 @@
+"""Compare rollout schedules: prints a table, and writes it and a picture to a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.rollout_schedule.model import QWEN3_4B, QWEN3_8B, Lengths, Shape, engine_model
+from benchmarks.rollout_schedule.report import compare, plot, table
+
+MODELS = {model.name: model for model in (QWEN3_4B, QWEN3_8B)}
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="folder for schedules.md and schedules.png")],
+    gpus: Annotated[list[int], typer.Option(help="numbers of GPUs; repeat the option")] = [8, 64, 256, 512],  # noqa: B006
+    seeds: Annotated[int, typer.Option(min=1, help="batches of problems; figures are medians over them")] = 5,
+    model: Annotated[str, typer.Option(help=f"one of {', '.join(MODELS)}")] = QWEN3_4B.name,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one engine")] = 1,
+    problems: Annotated[int, typer.Option(min=1, help="problems of a step")] = 256,
+    median: Annotated[float, typer.Option(min=1, help="median length of a trace, in tokens")] = 1600.0,
+) -> None:
+    """Compare rollout schedules on simulated H100 engines at the paper's shape."""
+    if model not in MODELS:
+        raise typer.BadParameter(f"model is {model!r}: use one of {', '.join(MODELS)}")
+    output.mkdir(parents=True, exist_ok=True)
+    engine = engine_model(MODELS[model], tensor_parallel=tensor_parallel)
+    shape, lengths = Shape(problems=problems), Lengths(median=median)
+    rows = list(compare(gpus, seeds, engine, shape, lengths, tensor_parallel))
+    text = table(rows)
+    print(text)
+    (output / "schedules.md").write_text(text + "\n")
+    shown = 64 if 64 in gpus else gpus[0]
+    title = f"{model}, {problems} problems, {seeds} seeds: simulated H100 engines of {tensor_parallel} GPU(s)"
+    plot(rows, shown, title, output / "schedules.png")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,212 @@
+"""Schedules of a rollout step, and the event loop that plays one out on simulated engines."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.rollout_schedule.bounds import prompt_parts
+from benchmarks.rollout_schedule.engine import Engine, Sequence
+from benchmarks.rollout_schedule.model import EngineModel, Problem
+
+MOVE_RATIO = 0.5  # traces move to an engine that reads less than this share of what the busiest reads
+MAX_MOVES = 4  # pairs of engines evened out at one event
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a step is scheduled. No choice looks at a length before the trace has ended.
+
+    - `barrier`: whether sets wait for all search traces of the step, of their engine, or only for their members.
+    - `quota`: problems start on engine index % G (None), or an engine starts with this share of an equal part and takes
+      the next from a common queue whenever one of its problems has ended its search.
+    - `ordered`: an engine admits sets before search, and those whose members were longest first.
+    - `route`: a set goes to the engine that reads the least context a step, not to its problem's.
+    - `move`: half-written traces go from the engine that reads the most to the one that reads the least, which
+      prefills them anew, while the two differ much and reading takes a good part of a step.
+    - `extra`: this share of problems more is started; the step ends when the wanted number is complete.
+    """
+
+    name: str
+    barrier: Literal["step", "engine", "none"] = "none"
+    quota: float | None = None
+    ordered: bool = False
+    route: bool = False
+    move: bool = False
+    extra: float = 0.0
+
+
+POLICIES = (
+    Policy("barrier", barrier="step"),
+    Policy("barrier per rank", barrier="engine"),
+    Policy("streaming", quota=None),
+    Policy("streaming, problem queue", quota=0.75),
+    Policy("streaming, ordered", ordered=True),
+    Policy("streaming, routed", ordered=True, route=True),
+    Policy("streaming, routed, moving", ordered=True, route=True, move=True),
+    Policy("the same, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a schedule did; sums are over all engines, times in seconds. `kept` are the complete problems, in order."""
+
+    makespan: float
+    busy: float
+    steps: float
+    decoded: float  # tokens
+    ended: int  # traces
+    preemptions: int
+    moved: int  # traces
+    peak_cache: float  # tokens in the cache of any engine, at the most
+    kept: tuple[int, ...]
+
+
+def simulate(policy: Policy, problems: Seq[Problem], model: EngineModel, engines: int, want: int) -> Outcome:
+    """Play a step until `want` of `problems` are complete."""
+    if not 1 <= want <= len(problems):
+        raise ValueError(f"want is {want}: it must be between 1 and the {len(problems)} problems")
+    return _Step(policy, problems, model, engines, want).run()
+
+
+class _Step:
+    def __init__(self, policy: Policy, problems: Seq[Problem], model: EngineModel, engines: int, want: int) -> None:
+        self.policy, self.problems, self.want = policy, problems, want
+        self.engines = [Engine(model) for _ in range(engines)]
+        self.home = [i % engines for i in range(len(problems))]
+        self.queue: deque[int] = deque()
+        self.searching = [set(range(len(p.search))) for p in problems]
+        self.waiting = [set(range(len(p.sets))) for p in problems]
+        self.answers = [sum(len(a) for a in p.aggregation) for p in problems]
+        self.place: dict[Sequence, int] = {}  # of every unfinished trace that was submitted
+        self.demand = np.zeros(engines)  # tokens of context that a step will read once all there are decoding
+        self.enough = model.step / (2 * model.kv)  # demand that takes half as long to read as a step's fixed time
+        self.events: list[tuple[float, int, int]] = []
+        self.version = [0] * engines  # events of an older version are stale
+        self.just_ended: deque[Sequence] = deque()
+        self.kept: list[int] = []
+        self.ended = self.moved = 0
+        self.now = 0.0
+
+    def run(self) -> Outcome:
+        self._start()
+        while len(self.kept) < self.want:
+            time, e, version = heappop(self.events)
+            if version != self.version[e]:
+                continue
+            self.now = time
+            self._advance(e)
+            self._plan(e)
+            changed = bool(self.just_ended)
+            while self.just_ended:
+                self._end(self.just_ended.popleft())
+            if changed and self.policy.move:
+                self._even_out()
+        for e in range(len(self.engines)):
+            self._advance(e)
+        return Outcome(
+            makespan=self.now,
+            busy=sum(engine.busy for engine in self.engines),
+            steps=sum(engine.steps for engine in self.engines),
+            decoded=sum(engine.decoded for engine in self.engines),
+            ended=self.ended,
+            preemptions=sum(engine.preemptions for engine in self.engines),
+            moved=self.moved,
+            peak_cache=max(engine.peak for engine in self.engines),
+            kept=tuple(sorted(self.kept)),
+        )
+
+    def _start(self) -> None:
+        count = len(self.problems)
+        started = count
+        if self.policy.quota is not None:
+            share = max(1, math.floor(self.policy.quota * count / len(self.engines)))
+            started = min(count, share * len(self.engines))
+        self.queue.extend(range(started, count))
+        for i in range(started):
+            self._search(i)
+
+    def _search(self, i: int) -> None:
+        prompt = prompt_parts(i, self.problems[i], None)
+        for j, length in enumerate(self.problems[i].search):
+            self._submit(Sequence((i, None, j), length, prompt, rank=1.0), self.home[i])
+
+    def _end(self, sequence: Sequence) -> None:
+        e = self.place.pop(sequence)
+        self.ended += 1
+        i, l, j = sequence.key
+        if l is not None:
+            self.answers[i] -= 1
+            if not self.answers[i]:
+                self.kept.append(i)
+            return
+        self.searching[i].remove(j)
+        if not self.searching[i] and self.queue:
+            following = self.queue.popleft()
+            self.home[following] = e
+            self._search(following)
+        for ready in self._released(i):
+            self._aggregate(ready)
+
+    def _released(self, i: int) -> list[int]:
+        """The problems whose sets need wait for nothing but their members, now that a search trace of i has ended."""
+        if self.policy.barrier == "none":
+            return [i]
+        step = self.policy.barrier == "step"
+        group = [k for k in range(len(self.problems)) if step or self.home[k] == self.home[i]]
+        return [] if any(self.searching[k] for k in group) else group
+
+    def _aggregate(self, i: int) -> None:
+        problem = self.problems[i]
+        for l in [l for l in sorted(self.waiting[i]) if self.searching[i].isdisjoint(problem.sets[l])]:
+            self.waiting[i].remove(l)
+            parts = prompt_parts(i, problem, l)
+            rank = -float(sum(tokens for _, tokens in parts)) if self.policy.ordered else 1.0
+            e = int(self.demand.argmin()) if self.policy.route else self.home[i]
+            for j, length in enumerate(problem.aggregation[l]):
+                self._submit(Sequence((i, l, j), length, parts, rank), e)
+
+    def _submit(self, sequence: Sequence, e: int) -> None:
+        self.place[sequence] = e
+        self._advance(e)
+        self.engines[e].add(sequence)
+        self._plan(e)
+
+    def _advance(self, e: int) -> None:
+        self.just_ended.extend(self.engines[e].advance(self.now))
+
+    def _plan(self, e: int) -> None:
+        self.version[e] += 1
+        self.demand[e] = self.engines[e].demand()
+        time = self.engines[e].next_event()
+        if time < math.inf:
+            heappush(self.events, (max(time, self.now), e, self.version[e]))
+
+    def _even_out(self) -> None:
+        """Move the traces admitted last from the engine with the most demand to the one with the least."""
+        for _ in range(MAX_MOVES):
+            least, most = int(self.demand.argmin()), int(self.demand.argmax())
+            gap = float(self.demand[most] - self.demand[least])
+            if self.demand[most] < self.enough or self.demand[least] > MOVE_RATIO * self.demand[most]:
+                return
+            self._advance(most)
+            chosen: list[Sequence] = []
+            for sequence in reversed(self.engines[most].sequences()):
+                gap -= 2 * sequence.context
+                if gap < 0:
+                    break
+                chosen.append(sequence)
+            for sequence in chosen:
+                self.engines[most].remove(sequence)
+                self._submit(sequence, least)
+            self._plan(most)
+            self.moved += len(chosen)
+            if not chosen:
+                return
