@@ -40,10 +40,10 @@ def filter_by_difficulty(
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, algorithm, config.rollout)
         stride = CHUNK * runtime.world_size
         for start in range(0, len(problems), stride):
-            chunk = problems[start : start + stride][runtime.rank :: runtime.world_size]
+            chunk = problems[start : start + stride]
             tasks = [Task(problem, -1, (config.run.seed, "filter", problem.id)) for problem in chunk]
             episodes = pipeline.run(tasks, aggregates=False)
-            for part in gather_objects([(e.problem.id, [t.reward for t in e.search]) for e in episodes]):
+            for part in gather_objects([(e.problem.id, [t.reward for t in e.search]) for _, e in episodes]):
                 rewards.update(part)
             log.info("%d of %d problems sampled", len(rewards), len(problems))
     split = split_by_difficulty(problems, rewards, low, high)

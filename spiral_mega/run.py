@@ -30,6 +30,7 @@ from spiral_mega.rewards import Verifier, check_kind
 from spiral_mega.rollout import RolloutEngine, build_engine
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
+from spiral_mega.rollout.sync import WeightSync
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
 from spiral_mega.telemetry import StageTimer, Telemetry, read_metrics, setup_logging
@@ -52,6 +53,7 @@ class Run:
     objective: Objective
     weighting: Weighting
     engine: RolloutEngine
+    sync: WeightSync
     pipeline: Pipeline
     collector: BatchCollector
     policy: Policy
@@ -164,6 +166,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         )
         policy = build_policy(config, runtime)
         engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+        stack.callback(engine.close)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
         sampler = ProblemSampler(len(train_problems), config.run.seed)
         yield Run(
@@ -176,10 +179,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             objective=objective,
             weighting=make_weighting(config.algorithm, objective),
             engine=engine,
+            sync=WeightSync(policy, engine, prompter.search_prompt(train_problems[0]), config.rollout.max_sync_gap),
             pipeline=pipeline,
-            collector=BatchCollector(
-                train_problems, sampler, pipeline, objective, config.batch, runtime, config.run.seed
-            ),
+            collector=BatchCollector(train_problems, sampler, pipeline, objective, config.batch, config.run.seed),
             policy=policy,
             checkpoints=CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last),
             telemetry=telemetry,

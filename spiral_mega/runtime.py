@@ -30,6 +30,12 @@ class Runtime:
         half = dtype in (torch.bfloat16, torch.float16)
         return "flash_attention_2" if self.device.type == "cuda" and half else "segment_sdpa"
 
+    def vllm_options(self) -> dict[str, bool]:
+        """How vLLM is to run on the device. Its CPU build has no graphs, and cannot rewind a seeded generator after a
+        prompt that was prefilled in parts."""
+        cuda = self.device.type == "cuda"
+        return {"enforce_eager": not cuda, "enable_chunked_prefill": cuda}
+
 
 @contextmanager
 def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
@@ -54,4 +60,5 @@ def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
     try:
         yield Runtime(rank=rank, world_size=world_size, local_rank=local_rank, device=device)
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # an engine may have ended it
+            dist.destroy_process_group()

@@ -27,7 +27,7 @@ def train(config: Config, runtime: Runtime) -> None:
     """Run or resume the training that `config` describes, to its last step or until it is asked to stop."""
     with open_run(config, runtime) as run:
         step = saved = run.resume()
-        run.engine.load_weights(run.policy.weights())
+        run.sync()
         finished = False
         try:
             while not run.stop.on_any_rank():
@@ -76,7 +76,7 @@ def _train_step(run: Run, step: int) -> dict[str, float]:
         )
         metrics["optim/updates"] = float(len(updates))
         with timer("sync"):
-            run.engine.load_weights(run.policy.weights())
+            metrics |= run.sync()
         with timer("save_traces"):
             if config.telemetry.traces:
                 write_traces(trace_path(run.folder, step + 1, run.runtime.rank), [e for _, e in batch.sampled])
@@ -123,5 +123,5 @@ def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]
 
 def _evaluate(run: Run) -> dict[str, float]:
     with run.timer("eval"):
-        metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.runtime, run.config.run.seed)
+        metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
     return metrics | run.timer.pop()

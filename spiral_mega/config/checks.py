@@ -39,6 +39,11 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "
             f"rollout.max_context_tokens ({rollout.max_context_tokens}) tokens: raise policy.microbatch_tokens"
         )
+    if rollout.engine == "transformers" and rollout.tensor_parallel != 1:
+        yield (
+            f"rollout.tensor_parallel is {rollout.tensor_parallel}, but the transformers engine holds the whole model "
+            "on each rank: set it to 1, or rollout.engine to vllm"
+        )
     if algorithm.target_length is not None and algorithm.target_length > rollout.max_response_tokens:
         yield (
             f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "

@@ -132,7 +132,15 @@ class RewardsConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["transformers"] = "transformers"
+    engine: Literal["transformers", "vllm"] = "transformers"
+    tensor_parallel: int = Field(default=1, gt=0, description="vllm: ranks that share one engine's model.")
+    kv_cache_mb: int = Field(default=1024, gt=0, description="vllm: MiB of KV cache on each rank.")
+    max_sync_gap: float = Field(
+        default=0.5,
+        gt=0,
+        description="Largest |log-prob of engine - of policy| on the canary after a weight sync; past "
+        "it the run stops. Rounding alone gives 1e-5 in float32 and up to a few tenths in bfloat16.",
+    )
     temperature: float = Field(default=1.0, gt=0)
     max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
     max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 from spiral_mega.distributed import sum_over_ranks
 from spiral_mega.rollout.pipeline import Pipeline, Task
-from spiral_mega.runtime import Runtime
 from spiral_mega.traces import Problem
 
 
-def evaluate(
-    pipeline: Pipeline, problems: Sequence[Problem], repeats: int, runtime: Runtime, run_seed: int
-) -> dict[str, float]:
+def evaluate(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
     """Mean rewards over all held-out problems, each sampled `repeats` times; equal on all ranks.
 
     The seeds do not depend on the step, so that two evaluations differ only by the weights. The best of the N1
@@ -22,7 +19,7 @@ def evaluate(
         Task(problem, -1, (run_seed, "eval", problem.id, repeat)) for problem in problems for repeat in range(repeats)
     ]
     sums = {"search": 0.0, "pass": 0.0, "aggregation": 0.0}
-    for episode in pipeline.run(tasks[runtime.rank :: runtime.world_size], aggregates=True):
+    for _, episode in pipeline.run(tasks, aggregates=True):
         rewards = [trace.reward for trace in episode.search]
         answers = [trace.reward for group in episode.aggregation for trace in group]
         sums["search"] += sum(rewards) / len(rewards)

@@ -20,6 +20,9 @@ class Policy(Protocol):
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
         """One optimizer step on this rank's micro-batches (every rank has as many). Metrics, equal on all ranks."""
 
+    def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
+        """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective."""
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors by Hugging Face name, adapters merged, one at a time; collective."""
 

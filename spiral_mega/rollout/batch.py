@@ -13,7 +13,6 @@ from spiral_mega.config import BatchConfig
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
 from spiral_mega.rollout.pipeline import Pipeline, Task
-from spiral_mega.runtime import Runtime
 from spiral_mega.traces import Episode, Problem
 
 log = logging.getLogger(__name__)
@@ -45,11 +44,10 @@ class BatchCollector:
         pipeline: Pipeline,
         objective: Objective,
         config: BatchConfig,
-        runtime: Runtime,
         run_seed: int,
     ) -> None:
         self.problems, self.sampler, self.pipeline, self.objective = problems, sampler, pipeline, objective
-        self.config, self.runtime, self.run_seed = config, runtime, run_seed
+        self.config, self.run_seed = config, run_seed
 
     def collect(self, step: int) -> Batch:
         """Sample episodes for `step`, with credit assigned; collective. Raises Interrupted (see Pipeline.run).
@@ -63,12 +61,11 @@ class BatchCollector:
         rounds = 0
         want = self.config.problems
         while want:
-            tasks = self._draw(step, want, len(flags), occurrences)
-            mine = tasks[self.runtime.rank :: self.runtime.world_size]
-            episodes = self.pipeline.run([task for _, task in mine], aggregates=self.objective.aggregates)
-            for episode in episodes:
+            tasks = self._draw(step, want, occurrences)
+            episodes = self.pipeline.run(tasks, aggregates=self.objective.aggregates)
+            numbered = [(len(flags) + index, episode) for index, episode in episodes]
+            for _, episode in numbered:
                 self.objective.assign(episode)
-            numbered = [(draw, episode) for (draw, _), episode in zip(mine, episodes, strict=True)]
             sampled += numbered
             for part in gather_objects([(draw, episode.effective()) for draw, episode in numbered]):
                 flags.update(part)
@@ -85,13 +82,12 @@ class BatchCollector:
             rounds=rounds,
         )
 
-    def _draw(self, step: int, count: int, start: int, occurrences: Counter[str]) -> list[tuple[int, Task]]:
+    def _draw(self, step: int, count: int, occurrences: Counter[str]) -> list[Task]:
         tasks = []
-        for draw, index in enumerate(self.sampler.next(count), start):
+        for index in self.sampler.next(count):
             problem = self.problems[index]
-            parts = (self.run_seed, step, problem.id, occurrences[problem.id])
+            tasks.append(Task(problem, step, (self.run_seed, step, problem.id, occurrences[problem.id])))
             occurrences[problem.id] += 1
-            tasks.append((draw, Task(problem, step, parts)))
         return tasks
 
     def _missing(self, flags: dict[int, bool], rounds: int) -> int:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
+from spiral_mega.runtime import Runtime
 from spiral_mega.traces import FinishReason
 
 
@@ -41,8 +43,42 @@ class Sample:
     finish: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The ranks that hold one engine between them (tensor parallel), this rank among them; alone by default.
+
+    They are given the same requests and sample the same; the leader keeps what was sampled. `index` tells the replicas
+    apart, of which there are `count`.
+    """
+
+    index: int = 0
+    count: int = 1
+    leader: bool = True
+    group: dist.ProcessGroup | None = None
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is set on any rank of the replica; collective within it."""
+        if self.group is None:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
+        return bool(flags.item())
+
+
+def make_replica(runtime: Runtime, ranks: int) -> Replica:
+    """This rank's replica when every `ranks` neighbours share an engine; collective. `ranks` divides the world."""
+    count = runtime.world_size // ranks
+    index, place = divmod(runtime.rank, ranks)
+    if ranks == 1:
+        return Replica(index, count)
+    groups = [dist.new_group(range(i * ranks, (i + 1) * ranks), backend="gloo") for i in range(count)]
+    return Replica(index, count, place == 0, groups[index])
+
+
 class RolloutEngine(Protocol):
     """Samples from the current policy. Temperature and stop tokens are set when the engine is built."""
+
+    replica: Replica
 
     def add(self, request: Request) -> None:
         """Queue a request; allowed at any time, also between calls of `step`."""
@@ -59,6 +95,9 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
 
-        Raises ValueError if a tensor is unknown, missing or of another shape; the engine then refuses to sample
-        until a load succeeds.
+        Every rank of the replica gives them. Raises ValueError if a tensor is unknown, missing or of another shape; the
+        engine then refuses to sample until a load succeeds.
         """
+
+    def close(self) -> None:
+        """Give back what the engine holds; nothing may be asked of it, or of the process group, afterwards."""

@@ -58,27 +58,29 @@ class Pipeline:
         self.algorithm, self.rollout = algorithm, rollout
         self.interrupted = interrupted
 
-    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[Episode]:
-        """One episode for each of this rank's tasks, in order; collective.
+    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:
+        """An episode for each of the tasks of all ranks; this rank returns those that it keeps, by task number.
 
-        Raises Interrupted on every rank when any of them was told to stop.
+        Collective: every rank gives the same tasks. Raises Interrupted on all of them when any was told to stop.
         """
-        runs = [_EpisodeRun(self, index, task, aggregates) for index, task in enumerate(tasks)]
-        for run in runs:
+        replica = self.engine.replica
+        mine = range(replica.index, len(tasks), replica.count)
+        runs = {index: _EpisodeRun(self, index, tasks[index], aggregates) for index in mine}
+        for run in runs.values():
             run.start()
         stopped = False
         started = reported = time.monotonic()
         done = 0
-        while self.engine.has_unfinished() and not (stopped := self.interrupted()):
+        while self.engine.has_unfinished() and not (stopped := replica.any(self.interrupted())):
             for sample in self.engine.step():
                 runs[sample.key[0]].receive(sample)
                 done += 1
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
-                log.info("%d traces of %d problems sampled in %.0f s", done, len(tasks), reported - started)
+                log.info("%d traces of %d problems sampled in %.0f s", done, len(mine), reported - started)
         if any(gather_objects(stopped)):
             raise Interrupted
-        return [run.finish() for run in runs]
+        return [(index, run.finish()) for index, run in runs.items()] if replica.leader else []
 
 
 class _EpisodeRun:
@@ -157,5 +159,6 @@ class _EpisodeRun:
     def _store(self, trace: Trace) -> None:
         group = self.search if trace.set_index is None else self.aggregation[trace.set_index]
         group[trace.index] = trace
-        problem = self.task.problem
-        self.verdicts.append((trace, self.pipeline.verifier.submit(trace.text, problem.answer, problem.kind)))
+        if self.pipeline.engine.replica.leader:
+            problem = self.task.problem
+            self.verdicts.append((trace, self.pipeline.verifier.submit(trace.text, problem.answer, problem.kind)))

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
+from spiral_mega.config import Config
 from spiral_mega.errors import UserError
-from spiral_mega.rollout.engine import Request, Sample
+from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
+from spiral_mega.runtime import Runtime
 from spiral_mega.traces import FinishReason
 
 
@@ -51,7 +53,16 @@ class TransformersEngine:
     model whose cache is more than keys and values (state-space and linear attention layers).
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float, stop_ids: Iterable[int], max_batch: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        stop_ids: Iterable[int],
+        max_batch: int,
+        replica: Replica | None = None,
+    ) -> None:
+        self.replica = replica or Replica()
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
         self.temperature = temperature
@@ -102,6 +113,10 @@ class TransformersEngine:
         if missing:
             raise ValueError(f"weights were not sent: {', '.join(sorted(missing))}")
         self._half_loaded = False
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._batch = None
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
         """Run each distinct prompt once (left-padded) and repeat its cache for every row that shares it."""
@@ -170,3 +185,14 @@ def _check_cache(model: PreTrainedModel) -> None:
                 f"{type(model).__name__} keeps a {type(layer).__name__}, which the embedded engine cannot left-pad and "
                 "repeat: use a model with attention layers only, or another rollout.engine"
             )
+
+
+def empty_model(config: Config, runtime: Runtime) -> PreTrainedModel:
+    """The model of `config` on this rank's device, with weights yet to come."""
+    hf_config = AutoConfig.from_pretrained(config.model.path)
+    # Training may move a tied head apart from the embedding (LoRA on the unembedding), so the engine's is its own.
+    hf_config.tie_word_embeddings = False
+    with torch.device(runtime.device):
+        return AutoModelForCausalLM.from_config(
+            hf_config, dtype=getattr(torch, config.policy.param_dtype), attn_implementation="sdpa"
+        )

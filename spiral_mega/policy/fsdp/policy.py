@@ -68,6 +68,11 @@ class FsdpPolicy:
             "optim/microbatches": float(len(microbatches)),
         }
 
+    @torch.no_grad()
+    def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
+        batch = pack(sequences).to(self.device)
+        return self._logprobs(batch).gather(1, batch.targets[:, None])[:, 0]
+
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return full_weights(self.model)
 
@@ -92,8 +97,8 @@ class FsdpPolicy:
         lora = self.config.model.lora is not None
         return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
-    def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
-        """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
+    def _logprobs(self, batch: PackedBatch) -> torch.Tensor:
+        """Log-probs [R, V] of every token at the R places where a response token is predicted."""
         logits = self.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -101,7 +106,11 @@ class FsdpPolicy:
             logits_to_keep=batch.rows,
             **batch.attention_kwargs(),
         ).logits[0]
-        logprobs_RV = torch.log_softmax(logits.float() / self.config.rollout.temperature, dim=-1)
+        return torch.log_softmax(logits.float() / self.config.rollout.temperature, dim=-1)
+
+    def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
+        """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
+        logprobs_RV = self._logprobs(batch)
         logprobs = logprobs_RV.gather(1, batch.targets[:, None])[:, 0]
         tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
         torch.autograd.backward((tokens.loss * batch.weights).sum())

@@ -1,0 +1,52 @@
+"""The policy's weights into the engine, and a canary that shows at once when they did not arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from spiral_mega.distributed import max_over_ranks
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy import Policy
+from spiral_mega.rollout.engine import Request, RolloutEngine
+
+CANARY_TOKENS = 16
+
+
+class SyncError(RuntimeError):
+    """The engine does not sample from the policy's weights."""
+
+
+class WeightSync:
+    """Streams weights and compares, on a response to `prompt_ids`, the engine's log-probs with the policy's.
+
+    `max_gap` is the largest difference that is taken for rounding.
+    """
+
+    def __init__(self, policy: Policy, engine: RolloutEngine, prompt_ids: Seq[int], max_gap: float) -> None:
+        self.policy, self.engine, self.max_gap = policy, engine, max_gap
+        self._request = Request(("canary",), list(prompt_ids), 1, 0, CANARY_TOKENS)
+
+    def __call__(self) -> dict[str, float]:
+        """Sync, check and return the gap; collective. Raises SyncError on every rank when that of any is too large."""
+        self.engine.load_weights(self.policy.weights())
+        gap = max_over_ranks({"gap": self._gap()})["gap"]
+        if not gap <= self.max_gap:
+            raise SyncError(
+                f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, more than "
+                f"rollout.max_sync_gap ({self.max_gap}): its weights are stale or partial, or it computes another "
+                "model. Nothing was trained on its samples"
+            )
+        return {"sampler/canary_gap": gap}
+
+    def _gap(self) -> float:
+        self.engine.add(self._request)
+        samples = []
+        while self.engine.has_unfinished():
+            samples += self.engine.step()
+        (sample,) = samples
+        canary = Sequence((0, 0), "canary", self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
+        difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
+        # NaN counts as infinitely far, not as smaller than the bound.
+        return float(difference.abs().nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,135 @@
+"""vLLM in the trainer's own process: continuous batching, prefix cache, tensor parallel over groups of ranks.
+
+Each rank runs an engine core of its own ("external launcher"). The ranks of a tensor-parallel group must be given the
+same requests in the same order; they then schedule alike and need no further agreement.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from spiral_mega.config import Config
+from spiral_mega.errors import ConfigError
+from spiral_mega.rollout.engine import Replica, Request, Sample
+from spiral_mega.runtime import Runtime
+
+# Read by vLLM at import. In-process, or the engine core would be a process of its own, out of reach of the weights.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmEngine:
+    """See spiral_mega.rollout.engine.RolloutEngine. Weights are those that `load_weights` brings, never the disk's."""
+
+    def __init__(self, config: Config, stop_ids: frozenset[int], runtime: Runtime, replica: Replica) -> None:
+        self.replica = replica
+        rollout = config.rollout
+        self.stop_ids = sorted(stop_ids)
+        self.temperature = rollout.temperature
+        self._in_flight: dict[str, tuple[Request, int]] = {}
+        self._count = 0
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        with contained(runtime):
+            try:
+                from vllm import LLM
+            except ImportError as error:
+                raise ConfigError(
+                    "rollout.engine is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
+                    "tools/install_cpu.sh (CPU), or set rollout.engine=transformers"
+                ) from error
+            self._llm = LLM(
+                model=config.model.path,
+                tokenizer=config.model.tokenizer or config.model.path,
+                distributed_executor_backend="external_launcher",
+                tensor_parallel_size=rollout.tensor_parallel,
+                dtype=config.policy.param_dtype,
+                load_format="dummy",
+                # A tied head may be trained apart from the embedding, so the engine's is its own.
+                hf_overrides={"tie_word_embeddings": False},
+                logprobs_mode="processed_logprobs",
+                kv_cache_memory_bytes=rollout.kv_cache_mb * 2**20,
+                block_size=32,
+                max_model_len=rollout.max_context_tokens,
+                max_num_seqs=rollout.max_batch,
+                enable_prefix_caching=True,
+                seed=config.run.seed,
+                disable_log_stats=True,
+                **runtime.vllm_options(),
+            )
+        self._engine = self._llm.llm_engine
+
+    def add(self, request: Request) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        # vLLM makes n children of a request with seeds seed + i, but returns them when all have ended. Made here, each
+        # comes back as it ends, and the prefix cache serves their common prompt just the same.
+        for index in range(request.num_samples):
+            name = str(self._count)
+            self._count += 1
+            self._in_flight[name] = (request, index)
+            params = SamplingParams(
+                temperature=self.temperature,
+                max_tokens=request.max_tokens,
+                seed=request.seed + index,
+                logprobs=0,
+                stop_token_ids=self.stop_ids,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            self._engine.add_request(name, TokensPrompt(prompt_token_ids=request.prompt_ids), params)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._in_flight)
+
+    def step(self) -> list[Sample]:
+        samples = []
+        for output in self._engine.step():
+            if not output.finished:
+                continue
+            request, index = self._in_flight.pop(output.request_id)
+            answer = output.outputs[0]
+            token_ids = list(answer.token_ids)
+            logprobs = [entry[token].logprob for token, entry in zip(token_ids, answer.logprobs, strict=True)]
+            samples.append(Sample(request.key, index, token_ids, logprobs, answer.finish_reason))
+        return samples
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after new weights: requests were still in flight")
+
+    def close(self) -> None:
+        """End the engine core. It takes the process group with it, so it comes last."""
+        self._engine.engine_core.shutdown()
+
+
+@contextmanager
+def contained(runtime: Runtime) -> Iterator[None]:
+    """Give vLLM the launcher's variables, and keep what it changes in the process from lasting beyond its start."""
+    environment, threads = dict(os.environ), torch.set_num_threads
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    os.environ.update(RANK=str(runtime.rank), LOCAL_RANK=str(runtime.local_rank), WORLD_SIZE=str(runtime.world_size))
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(environment):
+            if not name.startswith("VLLM_"):
+                del os.environ[name]
+        os.environ.update(environment)
+        torch.set_num_threads = threads
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
