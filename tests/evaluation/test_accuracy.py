@@ -40,7 +40,8 @@ class FixedPipeline:
 
     def run(self, tasks, *, aggregates):
         assert aggregates
-        return [self.episode(task, [[1, 0.5, 0, 0], [0.9, 0.9, 0, 0]][i % 2]) for i, task in enumerate(tasks)]
+        rewards = [[1, 0.5, 0, 0], [0.9, 0.9, 0, 0]]
+        return [(i, self.episode(task, rewards[i % 2])) for i, task in enumerate(tasks)]
 
     def episode(self, task, rewards):
         def trace(component, i, reward, set_index=None):
@@ -53,7 +54,7 @@ class FixedPipeline:
 
 def test_means_are_those_of_numbers_worked_out_by_hand(runtime):
     """A partial reward counts in the mean and is no pass."""
-    metrics = evaluate(FixedPipeline(), [problem("a"), problem("b")], 2, runtime, run_seed=0)
+    metrics = evaluate(FixedPipeline(), [problem("a"), problem("b")], 2, run_seed=0)
     assert metrics == {
         "eval/search_accuracy": pytest.approx((1.5 / 4 + 1.8 / 4) / 2),
         "eval/pass@4": 0.5,

@@ -14,6 +14,7 @@ from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
+from spiral_mega.rollout.engine import make_replica
 from spiral_mega.rollout.metrics import batch_metrics
 from spiral_mega.rollout.pipeline import Interrupted, Pipeline, Task
 from spiral_mega.rollout.weights import pretrained_weights
@@ -36,11 +37,11 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     with Verifier(10.0, 1, ("exact",)) as verifier:
         prompter = Prompter(config.prompts, tokenizer)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
-        before = evaluate(pipeline, problems[:3], 2, runtime, run_seed=7)
+        before = evaluate(pipeline, problems[:3], 2, run_seed=7)
         tasks = [Task(each, 5, (7, 5, each.id, 0)) for each in problems]
-        mine = pipeline.run(tasks[runtime.rank :: runtime.world_size], aggregates=True)
-        after = evaluate(pipeline, problems[:3], 2, runtime, run_seed=7)
-    return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
+        mine = pipeline.run(tasks, aggregates=True)
+        after = evaluate(pipeline, problems[:3], 2, run_seed=7)
+    return {"episodes": {each.problem.id: each for _, each in mine}, "before": before, "after": after}
 
 
 def interruption(runtime: Runtime, told: int, after: int, tasks: list[int]) -> dict[str, Any]:
@@ -67,12 +68,10 @@ def interruption(runtime: Runtime, told: int, after: int, tasks: list[int]) -> d
 def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:
     """A collector over a scripted pipeline, with GRPO's credit."""
     algorithm = AlgorithmConfig(objective="grpo", search_traces=2)
-    pipeline: Any = ScriptedPipeline(share, algorithm)
+    pipeline: Any = ScriptedPipeline(share, algorithm, make_replica(runtime, 1))
     problems = [problem(f"p{i}") for i in range(num_problems)]
     sampler = ProblemSampler(num_problems, seed=3)
-    return BatchCollector(
-        problems, sampler, pipeline, make_objective(algorithm), BatchConfig(**batch), runtime, run_seed=11
-    )
+    return BatchCollector(problems, sampler, pipeline, make_objective(algorithm), BatchConfig(**batch), run_seed=11)
 
 
 def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int) -> list[dict]:
@@ -102,8 +101,8 @@ def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
 
 
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:
-    pipeline = ScriptedPipeline(0.5, AlgorithmConfig(search_traces=2))
-    arguments = ([problem(f"p{i}") for i in range(problems)], repeats, runtime)
+    pipeline = ScriptedPipeline(0.5, AlgorithmConfig(search_traces=2), make_replica(runtime, 1))
+    arguments = ([problem(f"p{i}") for i in range(problems)], repeats)
     results = [evaluate(pipeline, *arguments, run_seed=seed) for seed in (1, 1, 2)]  # type: ignore[arg-type]
     return {"results": results, "tasks": [[each.seed_parts for each in call] for call in pipeline.calls]}
 

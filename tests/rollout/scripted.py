@@ -9,7 +9,7 @@ import torch
 from spiral_mega.config import Config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
-from spiral_mega.rollout.engine import Request, Sample
+from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.pipeline import Pipeline, Task
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
@@ -47,6 +47,7 @@ class ScriptedEngine:
 
     def __init__(self, pick: Callable[[list[Any]], Any], *, idle_steps: int = 0) -> None:
         self.pick = pick
+        self.replica = Replica()
         self.requests: list[Request] = []
         self.events: list[tuple[str, Any]] = []
         self.idle_steps = idle_steps
@@ -115,16 +116,18 @@ def pipeline_of(engine: Any, verifier: Verifier | Any, config: Config, **more: A
 class ScriptedPipeline:
     """Episodes whose rewards are drawn by the task's seed parts: all equal with probability 1 - `effective_share`.
 
-    `calls` are the tasks of each `run`.
+    `calls` are this rank's tasks of each `run`.
     """
 
-    def __init__(self, effective_share: float, algorithm: Any) -> None:
+    def __init__(self, effective_share: float, algorithm: Any, replica: Replica | None = None) -> None:
         self.effective_share, self.algorithm = effective_share, algorithm
+        self.replica = replica or Replica()
         self.calls: list[list[Task]] = []
 
-    def run(self, tasks: list[Task], *, aggregates: bool) -> list[Episode]:
-        self.calls.append(list(tasks))
-        return [self.episode(each, aggregates) for each in tasks]
+    def run(self, tasks: list[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:
+        mine = range(self.replica.index, len(tasks), self.replica.count)
+        self.calls.append([tasks[i] for i in mine])
+        return [(i, self.episode(tasks[i], aggregates)) for i in mine]
 
     def effective(self, seed_parts: tuple[int | str, ...]) -> bool:
         return derive_seed(*seed_parts, "effective") / 2**62 < self.effective_share

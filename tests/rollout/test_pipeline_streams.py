@@ -45,7 +45,7 @@ class RecordingVerifier:
 
 
 def run(engine, verifier, config=None, tasks=TASKS, aggregates=True):
-    return pipeline_of(engine, verifier, config or settings()).run(tasks, aggregates=aggregates)
+    return [e for _, e in pipeline_of(engine, verifier, config or settings()).run(tasks, aggregates=aggregates)]
 
 
 @pytest.mark.parametrize("pick", [first_come, last_come, shuffled(1), shuffled(2)])

@@ -1,0 +1,173 @@
+"""What the ranks do for test_vllm_engine: a real vLLM engine beside a real FSDP2 policy, in one process a rank."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy import build_policy
+from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
+from spiral_mega.rollout.sync import SyncError, WeightSync
+from spiral_mega.runtime import Runtime
+from tests.support.configs import make_config
+from tests.support.tiny_models import END_ID
+
+UPDATES = 3
+ROUNDS = 20
+STOPS = frozenset([END_ID, *range(60, 75)])  # several, so that some responses stop early
+PROMPTS = [[2, 10 + i, 20 + 3 * i, *range(30, 30 + 9 * (i % 4)), 3] for i in range(6)]
+
+
+def lab(runtime: Runtime, argument: tuple[Path, int, dict[str, Any] | None]) -> dict[str, Any]:
+    """Everything that is measured on one set of ranks with one model: its folder, tensor_parallel, model.lora."""
+    folder, tensor_parallel, lora = argument
+    config = make_config(
+        folder,
+        model={"lora": lora},
+        rollout={
+            "engine": "vllm",
+            "tensor_parallel": tensor_parallel,
+            "kv_cache_mb": 16,
+            "max_batch": 16,
+            "temperature": 0.8,
+            "max_sync_gap": 1e-3,
+        },
+        optimizer={"lr": 2e-2},
+    )
+    before = process_state()
+    engine = build_engine(config, STOPS, runtime)
+    after = process_state()
+    policy = build_policy(config, runtime)
+    sync = WeightSync(policy, engine, PROMPTS[0], config.rollout.max_sync_gap)
+    results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sampler/canary_gap"]]}
+    results["samples"] = samples = sample(engine, requests())
+    results["reference"] = teacher_forced(folder, samples, config.rollout.temperature)
+    results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
+    results["shifted"] = sample(engine, [Request(("s",), PROMPTS[0], 1, 1000 + 2, 8)])
+    results["late"] = sample(engine, requests()[:3], late=requests()[3:])
+    results["errors"], results["moved"] = [], []
+    for update in range(UPDATES):
+        policy.update(distribute(training_sequences(samples, update, runtime, engine), 128))
+        results["gaps"].append(sync()["sampler/canary_gap"])
+        moved = sample(engine, requests())
+        results["errors"].append(largest_error(policy, moved, runtime))
+        results["moved"].append(max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(samples, moved, strict=True)))
+    results["stale"] = stale_sync(policy, engine, sync, samples, runtime)
+    results["growth"] = growth(sync, engine)
+    engine.close()
+    results["group_left"] = dist.is_initialized()
+    return results
+
+
+def requests() -> list[Request]:
+    return [Request((i,), prompt, 3, 1000 * (i + 1), 8) for i, prompt in enumerate(PROMPTS)]
+
+
+def sample(engine: RolloutEngine, first: list[Request], late: list[Request] | None = None) -> list[Sample]:
+    """The samples in order of request; `late` requests join after two steps."""
+    samples: list[Sample] = []
+    for request in first:
+        engine.add(request)
+    for step in range(1000):
+        if step == 2:
+            for request in late or []:
+                engine.add(request)
+        if step > 2 and not engine.has_unfinished():
+            break
+        samples += engine.step() if engine.has_unfinished() else []
+    return sorted(samples, key=lambda each: (each.key, each.index))
+
+
+def teacher_forced(folder: Path, samples: list[Sample], temperature: float) -> list[list[float]]:
+    """Log-probs by plain transformers, one sequence at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return [response_logprobs(model, PROMPTS[each.key[0]], each.token_ids, temperature) for each in samples]
+
+
+@torch.no_grad()
+def response_logprobs(model: Any, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
+    chosen = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(response)[:, None])
+    return chosen[:, 0].tolist()
+
+
+def training_sequences(samples: list[Sample], update: int, runtime: Runtime, engine: RolloutEngine) -> list[Sequence]:
+    """Some of the samples with advantages that pull the weights about; each rank of its own."""
+    return [
+        Sequence(
+            (runtime.rank, i),
+            "search",
+            PROMPTS[each.key[0]],
+            each.token_ids,
+            each.logprobs,
+            (-1.0) ** (i + update),
+            0.1,
+        )
+        for i, each in enumerate(samples[update : update + 6])
+    ]
+
+
+def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float:
+    """The engine's log-probs against the policy's, on all of `samples`."""
+    worst = 0.0
+    for each in samples:
+        canary = Sequence((0, 0), "x", PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
+        worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
+    return worst
+
+
+def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
+    """What a sync says that brings nothing, and one that brings all but the head; then a good one."""
+    load, told = engine.load_weights, {}
+    policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128))
+    partial = lambda weights: load((n, torch.zeros_like(w) if n == "lm_head.weight" else w) for n, w in weights)  # noqa: E731
+    for name, broken in (("stale", list), ("partial", partial)):
+        engine.load_weights = broken
+        try:
+            sync()
+            told[name] = ""
+        except SyncError as error:
+            told[name] = str(error)
+    engine.load_weights = load
+    sync()
+    return told
+
+
+def growth(sync: WeightSync, engine: RolloutEngine) -> dict[str, float]:
+    """MiB and open files that ROUNDS rounds of syncing and sampling add, after as many to warm up."""
+    process = psutil.Process()
+    sizes = []
+    for _ in range(2):
+        for _ in range(ROUNDS):
+            sync()
+            sample(engine, requests())
+        sizes.append((process.memory_info().rss / 2**20, process.num_fds()))
+    return {"mib": sizes[1][0] - sizes[0][0], "files": sizes[1][1] - sizes[0][1]}
+
+
+def process_state() -> dict[str, Any]:
+    """What an engine must leave as it was: launcher's variables, random states, threads."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    settable = torch.get_num_threads() == threads + 1
+    torch.set_num_threads(threads)
+    return {
+        "environment": {name: os.environ.get(name) for name in names},
+        "random": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "threads": threads,
+        "settable": settable,
+    }
