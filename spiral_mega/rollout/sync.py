@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from spiral_mega.distributed import max_over_ranks
+from spiral_mega.errors import UserError
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy import Policy
 from spiral_mega.rollout.engine import Request, RolloutEngine
@@ -14,7 +15,7 @@ from spiral_mega.rollout.engine import Request, RolloutEngine
 CANARY_TOKENS = 16
 
 
-class SyncError(RuntimeError):
+class SyncError(UserError):
     """The engine does not sample from the policy's weights."""
 
 

@@ -78,6 +78,8 @@ class FsdpPolicy:
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options())
+        if self.config.model.lora is not None:  # the base is the model's file; a tied head would slip through
+            model = {name: tensor for name, tensor in model.items() if ".lora_" in name}
         return {"model": model, "optimizer": optimizer, "schedule": self.schedule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
