@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 
 from spiral_mega.config import Config
@@ -32,11 +33,13 @@ def filter_by_difficulty(
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, tokenizer)
     problems = load_problems_for(config, prompter, config.data.train)
-    engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
-    engine.load_weights(pretrained_weights(config.model.path))
     algorithm = config.algorithm.model_copy(update={"search_traces": samples})
     rewards: dict[str, list[float]] = {}
-    with make_verifier(config, problems) as verifier:
+    with (
+        make_verifier(config, problems) as verifier,
+        closing(build_engine(config, stop_ids(config.model, tokenizer), runtime)) as engine,
+    ):
+        engine.load_weights(pretrained_weights(config.model.path))
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, algorithm, config.rollout)
         stride = CHUNK * runtime.world_size
         for start in range(0, len(problems), stride):

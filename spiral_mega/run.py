@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
-from spiral_mega.checkpoint.manager import CheckpointError, CheckpointManager
+from spiral_mega.checkpoint.manager import CheckpointManager
+from spiral_mega.checkpoint.resume import find_resumable
 from spiral_mega.config import Config, DataSource, ModelConfig
 from spiral_mega.config.load import dump_config
 from spiral_mega.data.filters import fit_prompts
@@ -25,6 +26,7 @@ from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import ConfigError
 from spiral_mega.policy import Policy, build_policy
+from spiral_mega.policy.fsdp.model import read_model_config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind
 from spiral_mega.rollout import RolloutEngine, build_engine
@@ -33,7 +35,7 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.sync import WeightSync
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
-from spiral_mega.telemetry import StageTimer, Telemetry, read_metrics, setup_logging
+from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging, write_json_atomic
 from spiral_mega.telemetry.trace_writer import remove_traces
 from spiral_mega.traces import Problem
 
@@ -58,6 +60,7 @@ class Run:
     collector: BatchCollector
     policy: Policy
     checkpoints: CheckpointManager
+    resume_from: int | None
     telemetry: Telemetry
     timer: StageTimer
     stop: StopRequest
@@ -86,41 +89,29 @@ class Run:
             self.checkpoints.save(step, self._state(step), meta)
 
     def resume(self) -> int:
-        """Load the newest checkpoint, if resuming is wanted and there is one. The steps done so far."""
-        latest = self.checkpoints.latest()
-        if latest is None:
-            return 0
-        if self.config.run.resume == "never":
-            raise ConfigError(
-                f"run.dir {self.folder} holds checkpoints and run.resume is 'never': "
-                "set run.resume=auto, or use another run.dir"
-            )
-        meta = self.checkpoints.read_meta(latest)
-        self._check_same_run(meta)
-        state = self._state(0)
-        if meta["world_size"] != self.runtime.world_size:
-            del state[self._rng_key()]
-        state = self.checkpoints.load(latest, state)
-        self.policy.load_state_dict(state["policy"])
-        self.sampler.load_state_dict(state["sampler"])
-        if self._rng_key() in state:
-            _set_rng(state[self._rng_key()])
+        """Load the checkpoint to go on from, if there is one, and record what is run. The steps done so far."""
+        step = self.resume_from or 0
+        if self.resume_from is not None:
+            state = self._state(0)
+            if self.checkpoints.read_meta(step)["world_size"] != self.runtime.world_size:
+                del state[self._rng_key()]
+            state = self.checkpoints.load(step, state)
+            self.policy.load_state_dict(state["policy"])
+            self.sampler.load_state_dict(state["sampler"])
+            if self._rng_key() in state:
+                _set_rng(state[self._rng_key()])
+            log.info("resumed from step %d", step)
         if self.runtime.is_main:
-            remove_traces(self.folder, latest + 1)
-        log.info("resumed from step %d", latest)
-        return latest
+            remove_traces(self.folder, step + 1)
+            with atomic_path(self.folder / "config.yaml") as path:
+                path.write_text(dump_config(self.config))
+        self.set_status("running", step)
+        return step
 
-    def _check_same_run(self, meta: dict[str, Any]) -> None:
-        if meta["data"] != fingerprint(self.train_problems):
-            raise CheckpointError(
-                "the training problems are not those of the checkpoint (another file, filter or order): "
-                "restore them, or start a new run.dir"
-            )
-        if meta["world_size"] != self.runtime.world_size:
-            log.warning(
-                "resuming on %d ranks a run of %d: it goes on, but not bit for bit as before",
-                self.runtime.world_size, meta["world_size"],
-            )  # fmt: skip
+    def set_status(self, state: Literal["running", "stopped", "finished"], step: int) -> None:
+        """Tell in status.json how the run stands after `step` steps. One that was killed still says "running"."""
+        if self.runtime.is_main:
+            write_json_atomic(self.folder / "status.json", {"state": state, "step": step})
 
     def _state(self, step: int) -> dict[str, Any]:
         return {
@@ -150,9 +141,8 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         train_problems = load_problems_for(config, prompter, config.data.train)
         eval_problems = load_problems_for(config, prompter, config.data.eval) if config.data.eval else []
         _warn_of_overlap(train_problems, eval_problems)
-        if runtime.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.yaml").write_text(dump_config(config))
+        checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
+        resume_from = find_resumable(checkpoints, config, fingerprint(train_problems), runtime.world_size)
         verifier = stack.enter_context(make_verifier(config, [*train_problems, *eval_problems]))
         telemetry = stack.enter_context(
             Telemetry(
@@ -167,6 +157,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         policy = build_policy(config, runtime)
         engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
         stack.callback(engine.close)
+        stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
         sampler = ProblemSampler(len(train_problems), config.run.seed)
         yield Run(
@@ -183,19 +174,17 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             pipeline=pipeline,
             collector=BatchCollector(train_problems, sampler, pipeline, objective, config.batch, config.run.seed),
             policy=policy,
-            checkpoints=CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last),
+            checkpoints=checkpoints,
+            resume_from=resume_from,
             telemetry=telemetry,
-            timer=StageTimer(torch.cuda.synchronize if runtime.device.type == "cuda" else None),
+            timer=StageTimer(runtime.synchronize),
             stop=stop,
         )
 
 
 def check_context(config: Config) -> None:
     """That the model exists and is made for contexts of rollout.max_context_tokens."""
-    try:
-        model = AutoConfig.from_pretrained(config.model.path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path {config.model.path!r} holds no readable model config: {error}") from error
+    model = read_model_config(config.model.path)
     limit = getattr(model, "max_position_embeddings", None)
     if limit is not None and config.rollout.max_context_tokens > limit:
         raise ConfigError(

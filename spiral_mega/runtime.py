@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.utils import is_flash_attn_2_available
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,28 @@ class Runtime:
     def packed_attention(self, dtype: torch.dtype) -> str:
         """The attention for packed sequences that suits the device: flash-attn's kernels take half precision only."""
         half = dtype in (torch.bfloat16, torch.float16)
-        return "flash_attention_2" if self.device.type == "cuda" and half else "segment_sdpa"
+        if self.device.type == "cuda" and half:
+            if is_flash_attn_2_available():
+                return "flash_attention_2"
+            log.warning(
+                "flash-attn is not installed: packed sequences go through SDPA, group by group, which is slower"
+            )
+        return "segment_sdpa"
 
-    def vllm_options(self) -> dict[str, bool]:
-        """How vLLM is to run on the device. Its CPU build has no graphs, and cannot rewind a seeded generator after a
-        prompt that was prefilled in parts."""
-        cuda = self.device.type == "cuda"
-        return {"enforce_eager": not cuda, "enable_chunked_prefill": cuda}
+    def vllm_options(self) -> dict[str, Any]:
+        """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.
+
+        On GPU it would refuse to start unless most of the memory were free. Its CPU build has no graphs, and cannot
+        rewind a seeded generator after a prompt that was prefilled in parts.
+        """
+        if self.device.type == "cuda":
+            return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01}
+        return {"enable_chunked_prefill": False, "enforce_eager": True}
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given, so that a clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 @contextmanager

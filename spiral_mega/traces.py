@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 SEARCH, AGGREGATION = "search", "aggregation"
+NO_CREDIT = 1e-8  # an advantage no larger is rounding, and is not trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class Trace:
         """Response tokens, the end token included."""
         return len(self.response_ids)
 
+    @property
+    def effective(self) -> bool:
+        """Whether it would receive a gradient: its gated advantage is more than rounding."""
+        return abs(self.advantage) > NO_CREDIT
+
 
 @dataclass(slots=True)
 class Episode:
@@ -71,6 +77,6 @@ class Episode:
         """Search traces first, then the aggregation traces set by set."""
         return [*self.search, *(trace for group in self.aggregation for trace in group)]
 
-    def effective(self, tolerance: float = 1e-8) -> bool:
-        """Whether any trace would receive a gradient: some gated advantage beyond `tolerance`."""
-        return any(abs(trace.advantage) > tolerance for trace in self.traces())
+    def effective(self) -> bool:
+        """Whether any trace would receive a gradient."""
+        return any(trace.effective for trace in self.traces())

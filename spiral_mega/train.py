@@ -16,11 +16,13 @@ from spiral_mega.rollout.metrics import batch_metrics
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.runtime import Runtime
-from spiral_mega.telemetry import memory_metrics, write_json_atomic
+from spiral_mega.telemetry import memory_metrics
 from spiral_mega.telemetry.trace_writer import trace_path, write_traces
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)
+
+COUNTS = ("train/tokens", "optim/microbatches", "optim/skipped", "sampler/masked_tokens")
 
 
 def train(config: Config, runtime: Runtime) -> None:
@@ -47,8 +49,8 @@ def train(config: Config, runtime: Runtime) -> None:
         run.checkpoints.wait()
         if finished and config.checkpoint.save_hf:
             run.policy.save_pretrained(run.folder / "model")
+        run.set_status("finished" if finished else "stopped", step)
     if runtime.is_main:
-        write_json_atomic(run.folder / "status.json", {"state": "finished" if finished else "stopped", "step": step})
         summarise(run.folder)
 
 
@@ -71,16 +73,12 @@ def _train_step(run: Run, step: int) -> dict[str, float]:
             with timer("update"):
                 if microbatches:
                     updates.append(run.policy.update(microbatches))
-        metrics |= (
-            {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]} if updates else {}
-        )
-        metrics["optim/updates"] = float(len(updates))
+        metrics |= _combine(updates) | {"optim/updates": float(len(updates))}
         with timer("sync"):
             metrics |= run.sync()
         with timer("save_traces"):
             if config.telemetry.traces:
                 write_traces(trace_path(run.folder, step + 1, run.runtime.rank), [e for _, e in batch.sampled])
-        run.checkpoints.poll()
     times = max_over_ranks(timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
     return metrics | times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
@@ -99,7 +97,6 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
     return [
         Sequence(
             key=(draw, position),
-            component=trace.component,
             prompt_ids=trace.prompt_ids,
             response_ids=trace.response_ids,
             sampler_logprobs=trace.logprobs,
@@ -108,8 +105,20 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
         )
         for draw, episode in kept
         for position, trace in enumerate(episode.traces())
-        if trace.advantage and trace.response_ids
+        if trace.effective and trace.response_ids
     ]
+
+
+def _combine(updates: list[dict[str, float]]) -> dict[str, float]:
+    """The metrics of a step's updates as one: counts add up, maxima stay maxima, the rest are means."""
+    combined = {}
+    for name in updates[0] if updates else ():
+        values = [update[name] for update in updates]
+        if name.endswith("_max"):
+            combined[name] = max(values)
+        else:
+            combined[name] = sum(values) / (1 if name in COUNTS else len(values))
+    return combined
 
 
 def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:

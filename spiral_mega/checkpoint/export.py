@@ -22,7 +22,8 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
     """Stream `weights` (collective: every rank iterates, rank 0 writes) into `folder`, with config and tokenizer.
 
     Tensors are saved in the type that the original config names. A head equal to the embedding stays tied; one
-    that training moved apart is saved untied. `folder` appears whole or not at all.
+    that training moved apart is saved untied. What stands at `folder` is always whole: an older
+    export makes way by a rename.
     """
     writing = dist.get_rank() == 0
     hf_config = AutoConfig.from_pretrained(model.path)
@@ -49,6 +50,7 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
         with suppress(OSError):  # many a model has none
             GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
         replaced = folder.with_name(folder.name + ".replaced")
+        shutil.rmtree(replaced, ignore_errors=True)  # what an export that was killed here left
         if folder.exists():
             folder.rename(replaced)
         partial.rename(folder)

@@ -8,6 +8,7 @@ import re
 import shutil
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch.distributed as dist
@@ -35,9 +36,11 @@ class CheckpointManager:
 
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder, self.keep_last = folder, keep_last
+        self._main = dist.get_rank() == 0
         self._writing: tuple[int, Future[Any]] | None = None
         # The background write talks among ranks while training does too, so it needs a group of its own.
         self._group = dist.new_group(backend="gloo")
+        self._publishing = Lock()
 
     def latest(self) -> int | None:
         """The newest whole checkpoint's step, or None. Also removes what a killed run left half-written."""
@@ -62,11 +65,8 @@ class CheckpointManager:
         dist.barrier()
         future = async_save(state, checkpoint_id=partial, process_group=self._group)
         self._writing = (step, future)  # type: ignore[assignment]
-
-    def poll(self) -> None:
-        """Publish a finished write, if there is one, without waiting. Local: needs no other rank."""
-        if self._writing and self._writing[1].done():
-            self.wait()
+        # At once, and not when the loop next looks: a crash in the next step must not cost a written checkpoint.
+        future.add_done_callback(lambda done: None if done.exception() else self._publish(step))  # type: ignore[union-attr]
 
     def wait(self) -> None:
         """Finish and publish the write in progress; raises what went wrong with it."""
@@ -74,15 +74,7 @@ class CheckpointManager:
             return
         (step, future), self._writing = self._writing, None
         future.result()
-        if dist.get_rank() == 0:
-            # Rank 0's future ends after it has gathered word from all ranks and written the metadata.
-            final = self._path(step)
-            if final.exists():
-                shutil.rmtree(final)
-            final.with_suffix(".partial").rename(final)
-            for old in self._steps()[: -self.keep_last]:
-                shutil.rmtree(self._path(old))
-            log.info("checkpoint %s", final)
+        self._publish(step)
 
     def read_meta(self, step: int) -> dict[str, Any]:
         path = self._path(step) / "meta.json"
@@ -105,6 +97,19 @@ class CheckpointManager:
                 "its files are damaged"
             ) from error
         return state
+
+    def _publish(self, step: int) -> None:
+        """Give a written checkpoint its name and remove old ones; rank 0's part, done once.
+
+        Rank 0's future ends after it has gathered word from all ranks and written the metadata.
+        """
+        with self._publishing:
+            final = self._path(step)
+            if self._main and final.with_suffix(".partial").exists():
+                final.with_suffix(".partial").rename(final)
+                for old in map(self._path, self._steps()[: -self.keep_last]):
+                    shutil.rmtree(old.rename(old.with_suffix(".partial")))
+                log.info("checkpoint %s", final)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step_{step:06d}"

@@ -144,7 +144,7 @@ class RolloutConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
     max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
-    max_batch: int = Field(default=64, gt=0, description="Sequences that the embedded engine decodes together.")
+    max_batch: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
 
 
 class AlgorithmConfig(Section):

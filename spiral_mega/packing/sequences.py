@@ -14,7 +14,6 @@ class Sequence:
     """
 
     key: tuple[int, int]
-    component: str
     prompt_ids: list[int]
     response_ids: list[int]
     sampler_logprobs: list[float]

@@ -43,10 +43,13 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
     A tied head comes as a tensor of its own. Gathering is collective: every rank must iterate to the end.
     """
+    any_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
     for name, parameter in base.named_parameters(remove_duplicate=False):
         if ".lora_" in name:
             continue
+        if parameter.requires_grad and any_sharded and not isinstance(parameter, DTensor):
+            raise RuntimeError(f"{name} is unsharded, so it holds a copy in compute type and not the weight itself")
         tensor = gather(parameter)
         owner, _, leaf = name.rpartition(".")
         if owner.endswith(".base_layer") or owner == "base_layer":

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from spiral_mega.algorithm.losses import TokenLoss
 from spiral_mega.packing.sequences import Sequence
-
-LossFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], TokenLoss]
 
 
 class Policy(Protocol):

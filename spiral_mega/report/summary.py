@@ -11,9 +11,12 @@ from spiral_mega.telemetry.metrics_file import read_metrics
 
 def summarise(folder: Path) -> None:
     """Print the first and the last evaluation of the run in `folder` side by side, and draw its curves."""
+    records = read_metrics(folder)
+    if not records:  # stopped before anything was measured
+        return
     evaluations = [
         (int(record["step"]), {name: value for name, value in record.items() if name.startswith("eval/")})
-        for record in read_metrics(folder)
+        for record in records
     ]
     evaluations = [(step, scores) for step, scores in evaluations if scores]
     if len(evaluations) > 1:

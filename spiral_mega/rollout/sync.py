@@ -1,4 +1,8 @@
-"""The policy's weights into the engine, and a canary that shows at once when they did not arrive."""
+"""The policy's weights into the engine, and a canary that shows when they did not arrive.
+
+It tells dummy, partial and scrambled weights, and another model, from the right ones at any bound. An engine that is
+one small update behind differs by little more than rounding: only a tight `max_sync_gap` shows that.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ class WeightSync:
         while self.engine.has_unfinished():
             samples += self.engine.step()
         (sample,) = samples
-        canary = Sequence((0, 0), "canary", self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
+        canary = Sequence((0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
         difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
         # NaN counts as infinitely far, not as smaller than the bound.
         return float(difference.abs().nan_to_num(nan=float("inf")).max())

@@ -86,7 +86,6 @@ def sequences() -> list[Sequence]:
     return [
         Sequence(
             key=(100 - i // 4, i % 4),
-            component="search" if i % 2 else "aggregation",
             prompt_ids=list(range(1 + i % 5)),
             response_ids=[i] * (1 + (i * i) % 17),
             sampler_logprobs=[-0.5 * i] * (1 + (i * i) % 17),

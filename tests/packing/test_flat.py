@@ -6,9 +6,9 @@ import torch
 from spiral_mega.packing.flat import pack
 from spiral_mega.packing.sequences import Sequence
 
-FIRST = Sequence((0, 0), "search", [11, 12, 13], [21, 22], [-0.1, -0.2], advantage=1.5, weight=0.25)
-SECOND = Sequence((0, 1), "search", [14], [23], [-0.3], advantage=-1.0, weight=0.5)
-THIRD = Sequence((4, 0), "aggregation", [15, 16], [24, 25, 26], [-0.4, float("nan"), -0.6], advantage=2.0, weight=1.0)
+FIRST = Sequence((0, 0), [11, 12, 13], [21, 22], [-0.1, -0.2], advantage=1.5, weight=0.25)
+SECOND = Sequence((0, 1), [14], [23], [-0.3], advantage=-1.0, weight=0.5)
+THIRD = Sequence((4, 0), [15, 16], [24, 25, 26], [-0.4, float("nan"), -0.6], advantage=2.0, weight=1.0)
 
 
 def test_every_field_as_written_by_hand() -> None:
@@ -59,9 +59,9 @@ def test_moving_to_a_device_moves_every_tensor_and_keeps_the_rest() -> None:
 def test_a_sequence_without_a_prompt_is_refused() -> None:
     # Its first token would be predicted from the sequence before it.
     with pytest.raises(ValueError, match="empty prompt"):
-        pack([FIRST, Sequence((0, 0), "search", [], [21], [-0.1], 1.0, 1.0)])
+        pack([FIRST, Sequence((0, 0), [], [21], [-0.1], 1.0, 1.0)])
 
 
 def test_as_many_logprobs_as_response_tokens_or_it_is_refused() -> None:
     with pytest.raises(ValueError, match="2 response tokens and 1 sampler log-probs"):
-        pack([Sequence((0, 0), "search", [11], [21, 22], [-0.1], 1.0, 1.0)])
+        pack([Sequence((0, 0), [11], [21, 22], [-0.1], 1.0, 1.0)])

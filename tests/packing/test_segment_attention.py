@@ -130,7 +130,7 @@ def attend(attention_mask: torch.Tensor | None = None, **arguments: Any) -> torc
 
 def logits_packed(model: torch.nn.Module, token_lists: list[list[int]]) -> list[torch.Tensor]:
     """The model's logits at every token of every sequence, all in one row as the policy has them."""
-    batch = pack([Sequence((0, 0), "search", t[:1], t[1:], [0.0] * (len(t) - 1), 0.0, 0.0) for t in token_lists])
+    batch = pack([Sequence((0, 0), t[:1], t[1:], [0.0] * (len(t) - 1), 0.0, 0.0) for t in token_lists])
     output = model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
     )

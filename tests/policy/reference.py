@@ -106,7 +106,6 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) 
         tokens = [rng.randrange(FIRST_WORD_ID, VOCAB) for _ in range(prompt + response)]
         bare = Sequence(
             key=(i // 3, i % 3),
-            component="search" if i % 2 else "aggregation",
             prompt_ids=tokens[:prompt],
             response_ids=tokens[prompt:],
             sampler_logprobs=[],

@@ -107,7 +107,6 @@ def training_sequences(samples: list[Sample], update: int, runtime: Runtime, eng
     return [
         Sequence(
             (runtime.rank, i),
-            "search",
             PROMPTS[each.key[0]],
             each.token_ids,
             each.logprobs,
@@ -122,7 +121,7 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
     """The engine's log-probs against the policy's, on all of `samples`."""
     worst = 0.0
     for each in samples:
-        canary = Sequence((0, 0), "x", PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
+        canary = Sequence((0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
         worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
     return worst
 

@@ -21,6 +21,7 @@ from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
 from spiral_mega.policy.lora import full_weights
 from spiral_mega.policy.optimizer import make_optimizer, make_schedule
+from spiral_mega.policy.token_logprobs import token_logprobs
 from spiral_mega.runtime import Runtime
 
 
@@ -70,8 +71,9 @@ class FsdpPolicy:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
-        batch = pack(sequences).to(self.device)
-        return self._logprobs(batch).gather(1, batch.targets[:, None])[:, 0]
+        logprobs, _ = self._forward(pack(sequences).to(self.device))
+        self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
+        return logprobs
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return full_weights(self.model)
@@ -99,8 +101,8 @@ class FsdpPolicy:
         lora = self.config.model.lora is not None
         return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
-    def _logprobs(self, batch: PackedBatch) -> torch.Tensor:
-        """Log-probs [R, V] of every token at the R places where a response token is predicted."""
+    def _forward(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs [R] of the response tokens, and entropies [R] where they are predicted."""
         logits = self.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
@@ -108,16 +110,14 @@ class FsdpPolicy:
             logits_to_keep=batch.rows,
             **batch.attention_kwargs(),
         ).logits[0]
-        return torch.log_softmax(logits.float() / self.config.rollout.temperature, dim=-1)
+        return token_logprobs(logits, batch.targets, self.config.rollout.temperature)
 
     def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
         """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
-        logprobs_RV = self._logprobs(batch)
-        logprobs = logprobs_RV.gather(1, batch.targets[:, None])[:, 0]
+        logprobs, entropy = self._forward(batch)
         tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
         torch.autograd.backward((tokens.loss * batch.weights).sum())
         with torch.no_grad():
-            entropy = -(logprobs_RV.exp() * logprobs_RV).nan_to_num(nan=0.0).sum(-1)
             ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
             totals.add(
                 tokens=torch.ones_like(logprobs), loss=tokens.loss * batch.weights, entropy=entropy, log_ratio=ratio,
@@ -137,12 +137,13 @@ def _reduce(totals: _Totals) -> dict[str, float]:
     sums = sum_over_ranks({name: float(value) for name, value in totals.sums.items()})
     peak = max_over_ranks({"log_ratio_abs": max((float(each) for each in totals.peaks), default=0.0)})
     tokens = max(sums.get("tokens", 0.0), 1.0)
+    unmasked = max(tokens - sums.get("masked", 0.0), 1.0)
     return {
         "train/loss": sums.get("loss", 0.0),
         "train/tokens": sums.get("tokens", 0.0),
         "train/clipped": sums.get("clipped", 0.0) / tokens,
         "entropy/trained": sums.get("entropy", 0.0) / tokens,
-        "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / tokens,
+        "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / unmasked,
         "sampler/log_ratio_abs_max": peak["log_ratio_abs"],
         "sampler/masked_tokens": sums.get("masked", 0.0),
     }
