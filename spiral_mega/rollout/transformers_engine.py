@@ -19,6 +19,7 @@ from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
+from spiral_mega.rollout.weights import checked_weights
 from spiral_mega.runtime import Runtime
 from spiral_mega.traces import FinishReason
 
@@ -101,17 +102,11 @@ class TransformersEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         targets = dict(self.model.named_parameters(remove_duplicate=False))
-        missing = set(targets)
+        shapes = {name: target.shape for name, target in targets.items()}
         self._half_loaded = True
         with torch.no_grad():
-            for name, tensor in weights:
-                if name not in targets or targets[name].shape != tensor.shape:
-                    expected = tuple(targets[name].shape) if name in targets else "no such tensor"
-                    raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}; the engine has {expected}")
+            for name, tensor in checked_weights(weights, shapes):
                 targets[name].copy_(tensor)
-                missing.discard(name)
-        if missing:
-            raise ValueError(f"weights were not sent: {', '.join(sorted(missing))}")
         self._half_loaded = False
 
     def close(self) -> None:

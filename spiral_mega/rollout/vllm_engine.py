@@ -17,6 +17,7 @@ import torch
 from spiral_mega.config import Config
 from spiral_mega.errors import ConfigError
 from spiral_mega.rollout.engine import Replica, Request, Sample
+from spiral_mega.rollout.weights import checked_weights, weight_shapes
 from spiral_mega.runtime import Runtime
 
 # Read by vLLM at import. In-process, or the engine core would be a process of its own, out of reach of the weights.
@@ -38,6 +39,8 @@ class VllmEngine:
         self.temperature = rollout.temperature
         self._in_flight: dict[str, tuple[Request, int]] = {}
         self._count = 0
+        self._shapes = weight_shapes(config.model.path)
+        self._half_loaded = True  # dummy weights, until the first load
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with contained(runtime):
@@ -95,6 +98,8 @@ class VllmEngine:
         return bool(self._in_flight)
 
     def step(self) -> list[Sample]:
+        if self._half_loaded:
+            raise RuntimeError("the last load_weights failed half-way: load a whole set of weights before sampling")
         samples = []
         for output in self._engine.step():
             if not output.finished:
@@ -107,7 +112,10 @@ class VllmEngine:
         return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self._half_loaded = True
+        checked = checked_weights(weights, self._shapes)
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
+        self._half_loaded = False
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after new weights: requests were still in flight")
 

@@ -1,11 +1,34 @@
-"""Weights for an engine from a model on disk, in the form that a policy streams them."""
+"""Weights on their way into an engine: checked, and for those that come from a model on disk, read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
+    """`weights` as they come, each compared with `shapes`. Raises ValueError for a tensor that is unknown or of another
+    shape when it comes, and for what is missing at the end."""
+    missing = set(shapes)
+    for name, tensor in weights:
+        if shapes.get(name) != tensor.shape:
+            expected = tuple(shapes[name]) if name in shapes else "no such tensor"
+            raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}; the engine has {expected}")
+        missing.discard(name)
+        yield name, tensor
+    if missing:
+        raise ValueError(f"weights were not sent: {', '.join(sorted(missing))}")
+
+
+def weight_shapes(path: str) -> dict[str, torch.Size]:
+    """The shape of every tensor of the model at `path` by Hugging Face name, the head's also where it is tied."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
