@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ import typer
 
 from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import UserError
+
+# A user's own modules (rewards by import path) are found beside where the command is run, as with `python -m`.
+sys.path.insert(0, "")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from spiral_mega.config import Config
 from spiral_mega.data.difficulty import check_bounds, check_output, split_by_difficulty, write_problems
 from spiral_mega.distributed import gather_objects
+from spiral_mega.errors import ConfigError
 from spiral_mega.prompts import Prompter
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline, Task
@@ -28,6 +29,8 @@ def filter_by_difficulty(
     """Write the training problems with low < mean reward of `samples` responses < high to `output`; collective."""
     check_bounds(low, high)
     check_output(output)
+    if output.resolve() in {Path(source.path).resolve() for source in config.data.train}:
+        raise ConfigError(f"--output {output} is a training file itself: choose another name")
     setup_logging(runtime.rank, Path(config.run.dir))
     check_context(config)
     tokenizer = load_tokenizer(config.model)

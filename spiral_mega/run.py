@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
@@ -20,6 +20,7 @@ from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.checkpoint.resume import find_resumable
 from spiral_mega.config import Config, DataSource, ModelConfig
 from spiral_mega.config.load import dump_config
+from spiral_mega.data.errors import DataError
 from spiral_mega.data.filters import fit_prompts
 from spiral_mega.data.problems import fingerprint, load_sources
 from spiral_mega.data.sampler import ProblemSampler
@@ -33,6 +34,7 @@ from spiral_mega.rollout import RolloutEngine, build_engine
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.sync import WeightSync
+from spiral_mega.run_folder import locked_folder, set_aside
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
 from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging, write_json_atomic
@@ -80,7 +82,6 @@ class Run:
     def save(self, step: int) -> None:
         """Start a checkpoint of the state after `step` steps."""
         meta = {
-            "step": step,
             "world_size": self.runtime.world_size,
             "data": fingerprint(self.train_problems),
             "config": self.config.model_dump(mode="json"),
@@ -129,8 +130,9 @@ class Run:
 def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
     """Build the parts of a run and close them again. Collective."""
     folder = Path(config.run.dir)
-    setup_logging(runtime.rank, folder)
     with ExitStack() as stack:
+        stack.enter_context(locked_folder(folder, runtime))
+        setup_logging(runtime.rank, folder)
         stop = StopRequest()
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
@@ -143,6 +145,8 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         _warn_of_overlap(train_problems, eval_problems)
         checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
         resume_from = find_resumable(checkpoints, config, fingerprint(train_problems), runtime.world_size)
+        if resume_from is None and runtime.is_main:
+            set_aside(folder)
         verifier = stack.enter_context(make_verifier(config, [*train_problems, *eval_problems]))
         telemetry = stack.enter_context(
             Telemetry(
@@ -198,28 +202,47 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     path = model.tokenizer or model.path
     try:
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # files of the wrong form fail in many ways
         raise ConfigError(f"model.tokenizer / model.path {path!r} does not load as a tokenizer: {error}") from error
 
 
 def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a response: those of the generation config and the tokenizer's own."""
-    try:
-        declared = GenerationConfig.from_pretrained(model.path).eos_token_id
-    except OSError:
-        declared = None
-    declared = declared if isinstance(declared, list) else [declared]
-    ids = frozenset(int(token) for token in [*declared, tokenizer.eos_token_id] if token is not None)
+    """The tokens that end a response: those of the generation config, else the model's config, and the tokenizer's.
+
+    Raises ConfigError if there are none, if one is no token of the model, or if the generation config is unreadable.
+    """
+    config = AutoConfig.from_pretrained(model.path)
+    declared: Any = config.eos_token_id
+    folder = Path(model.path)
+    if not folder.is_dir() or (folder / "generation_config.json").exists():
+        try:
+            declared = GenerationConfig.from_pretrained(model.path).eos_token_id or declared
+        except Exception as error:
+            if folder.is_dir():
+                raise ConfigError(f"{folder / 'generation_config.json'} cannot be read: {error}") from error
+    ids = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]
+    ids = [token for token in ids if token is not None]
+    vocabulary = config.get_text_config().vocab_size
     if not ids:
         raise ConfigError(f"model.path {model.path!r} names no end token (generation_config.json, tokenizer): add one")
-    return ids
+    if strange := [token for token in ids if not (isinstance(token, int) and 0 <= token < vocabulary)]:
+        raise ConfigError(f"model.path {model.path!r} names end tokens {strange}, but has tokens 0 to {vocabulary - 1}")
+    if len(tokenizer) > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model at {model.path} only {vocabulary}: "
+            "they do not belong together; check model.tokenizer"
+        )
+    return frozenset(ids)
 
 
 def load_problems_for(config: Config, prompter: Prompter, sources: Sequence[DataSource]) -> list[Problem]:
     """The problems of `sources` whose prompt fits, with their verifiers checked."""
     problems = load_sources(sources)
-    for kind in sorted({problem.kind for problem in problems}):
-        check_kind(kind)
+    for kind, problem in {problem.kind: problem for problem in problems}.items():
+        try:
+            check_kind(kind)
+        except ValueError as error:
+            raise DataError(f"problem {problem.id!r} of {problem.source}: {error}") from error
     kept, _ = fit_prompts(problems, prompter.search_prompt, config.data.max_prompt_tokens)
     return kept
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers.utils import is_flash_attn_2_available
+
+from spiral_mega.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +60,32 @@ class Runtime:
             torch.cuda.synchronize(self.device)
 
 
+def _place() -> tuple[int, int, int]:
+    """Rank, world size and local rank, as the launcher's variables say; a process on its own without them."""
+    values = {
+        name: os.environ.get(name, default)
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    }
+    try:
+        rank, world_size, local_rank = (int(value) for value in values.values())
+    except ValueError:
+        raise UserError(f"the environment has {values}: start ranks with torchrun, which sets these numbers") from None
+    if not 0 <= rank < world_size:
+        raise UserError(f"the environment has {values}: RANK must be below WORLD_SIZE; start ranks with torchrun")
+    if "WORLD_SIZE" in os.environ and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise UserError("WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT: start ranks with torchrun, or unset it")
+    if world_size > 1 and rank == 0:
+        print(f"waiting for {world_size} ranks", file=sys.stderr, flush=True)
+    return rank, world_size, local_rank
+
+
 @contextmanager
 def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
     """Join the process group that torchrun describes, or form one of a single process, and leave it at the end.
 
     CPU tensors always travel by gloo, so that bookkeeping never waits on the accelerator.
     """
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank, world_size, local_rank = _place()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:

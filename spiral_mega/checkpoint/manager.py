@@ -55,7 +55,7 @@ class CheckpointManager:
     def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
         """Start writing `state` (sharded tensors and plain objects) and return; an earlier write is finished first.
 
-        `meta` is small JSON that `read_meta` gives back before the state is loaded.
+        `meta` (world_size, data, config) is small JSON that `read_meta` gives back before the state is loaded.
         """
         self.wait()
         partial = self._path(step).with_suffix(".partial")
@@ -73,14 +73,21 @@ class CheckpointManager:
         if self._writing is None:
             return
         (step, future), self._writing = self._writing, None
-        future.result()
+        try:
+            future.result()
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            raise CheckpointError(
+                f"checkpoint {self._path(step)} could not be written ({_reasons(error)}): check space and rights of "
+                f"{self.folder}; older checkpoints stand"
+            ) from error
         self._publish(step)
 
     def read_meta(self, step: int) -> dict[str, Any]:
         path = self._path(step) / "meta.json"
         try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+            meta: dict[str, Any] = json.loads(path.read_text())
+            return {key: meta[key] for key in ("world_size", "data", "config")}
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}): remove {path.parent} to use an older one"
             ) from error
@@ -90,11 +97,9 @@ class CheckpointManager:
         try:
             load(state, checkpoint_id=self._path(step), process_group=self._group)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
-            failures = getattr(error, "failures", {dist.get_rank(): (error, None)})
-            reasons = "; ".join(f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in failures.items())
             raise CheckpointError(
-                f"checkpoint {self._path(step)} does not load ({reasons}): remove it to resume from an older one, if "
-                "its files are damaged"
+                f"checkpoint {self._path(step)} does not load ({_reasons(error)}): if its files are damaged, remove it "
+                "to resume from an older one"
             ) from error
         return state
 
@@ -117,3 +122,9 @@ class CheckpointManager:
     def _steps(self) -> list[int]:
         names = (_STEP.fullmatch(path.name) for path in self.folder.glob("step_*"))
         return sorted(int(match[1]) for match in names if match)
+
+
+def _reasons(error: BaseException) -> str:
+    """What went wrong on which rank, without the stacks that DCP's own message holds."""
+    failures = getattr(error, "failures", {dist.get_rank(): (error, None)})
+    return "; ".join(f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in failures.items())

@@ -42,7 +42,7 @@ def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, wo
             "start another run.dir"
         )
     if changed:
-        log.info("resuming with changes: %s", "; ".join(changed))
+        log.warning("resuming with changes: %s", "; ".join(changed))
     if meta["world_size"] != world_size:
         log.warning(
             "resuming on %d ranks a run of %d: it goes on, but not bit for bit as before",

@@ -18,7 +18,8 @@ from spiral_mega.errors import ConfigError
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.temperature=0.8".
+    """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.temperature=0.8" or
+    "data.train.0.limit=5".
 
     A file's `include:` (a name or a list, relative to the file) is merged below the file's own keys; later
     ones win; lists are replaced, not joined. Raises ConfigError.
@@ -28,9 +29,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         if "=" not in override:
             raise ConfigError(f"override {override!r} has no '=': write section.key=value")
     try:
-        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
-        values = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        for override in overrides:
+            key, _, value = override.partition("=")
+            OmegaConf.update(base, key, OmegaConf.from_dotlist([f"value={value}"])["value"], merge=True)
+        values = OmegaConf.to_container(base, resolve=True)
+    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise ConfigError(f"{path} with overrides {list(overrides)}: {error}") from error
     try:
         config = Config.model_validate(values)
@@ -55,7 +58,7 @@ def _read(path: Path, parents: tuple[Path, ...]) -> DictConfig:
     except OSError as error:
         included = f" (included by {parents[-1]})" if parents else ""
         raise ConfigError(f"cannot read config file {path}{included}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException, AssertionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections (run:, model:, ...), not {type(values).__name__}")
@@ -65,7 +68,10 @@ def _read(path: Path, parents: tuple[Path, ...]) -> DictConfig:
     if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
         raise ConfigError(f"{path}: include must be a file name or a list of them, not {includes!r}")
     bases = [_read(path.parent / name, (*parents, path)) for name in includes]
-    merged = OmegaConf.merge(*bases, OmegaConf.create(values))
+    try:
+        merged = OmegaConf.merge(*bases, OmegaConf.create(values))
+    except (OmegaConfBaseException, TypeError) as error:
+        raise ConfigError(f"{path} does not fit what it includes: {error}") from error
     assert isinstance(merged, DictConfig)
     return merged
 

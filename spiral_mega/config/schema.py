@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 class Section(BaseModel):
     """A part of the configuration: strict types, no unknown keys, immutable once read."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class RunConfig(Section):
     dir: str = Field(description="Folder of the run: config, metrics, traces, checkpoints, plots.")
     steps: int = Field(gt=0, description="Optimizer steps in the whole run.")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     resume: Literal["auto", "never"] = Field(
         default="auto", description="auto: go on from the newest checkpoint in run.dir, if there is one."
     )
@@ -62,7 +62,9 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Norm to clip gradients to; .inf only measures it.")
+    max_grad_norm: float = Field(
+        default=1.0, gt=0, allow_inf_nan=True, description="Norm to clip gradients to; .inf only measures it."
+    )
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
@@ -70,6 +72,13 @@ class OptimizerConfig(Section):
     @classmethod
     def _yaml_has_no_tuples(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_are_decay_rates(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"optimizer.betas is {list(value)}: each is a decay rate, at least 0 and below 1")
+        return value
 
 
 class DataSource(Section):

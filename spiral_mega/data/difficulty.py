@@ -37,6 +37,12 @@ def check_output(path: Path) -> None:
     """Raises DataError unless `write_problems` takes this name."""
     if path.suffix != ".jsonl":
         raise DataError(f"{path}: problems are written as JSONL: end the name with .jsonl")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{path.parent}: cannot be made ({error.strerror}): choose another output") from error
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder: name a file")
 
 
 def split_by_difficulty(
@@ -77,7 +83,6 @@ def write_problems(problems: Sequence[Problem], path: str | Path) -> int:
     check_output(path)
     if not problems:
         raise DataError(f"{path}: no problem to write: widen the bounds, or check the data and the rewards")
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         for problem in problems:

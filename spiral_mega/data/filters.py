@@ -19,6 +19,11 @@ def fit_prompts(
     `prompt` gives a problem's tokens, as `Prompter.search_prompt` does. Raises DataError when none is left.
     """
     lengths = [len(prompt(problem)) for problem in problems]
+    if 0 in lengths:
+        raise DataError(
+            f"the prompt of problem {problems[lengths.index(0)].id!r} has no tokens: the tokenizer is empty, or its "
+            "chat template drops the messages; check model.tokenizer"
+        )
     kept = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
     if not kept:
         shortest = f"the shortest prompt has {min(lengths)} tokens" if lengths else "there were none to begin with"

@@ -58,7 +58,7 @@ def _open_jsonl(path: Path) -> RawSource:
                 row = json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
                 raise DataError(f"{place}: not UTF-8 ({error}): re-encode the file as UTF-8") from None
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
                 raise DataError(f"{place}: not JSON ({error}): write one JSON object a line") from None
             if not isinstance(row, dict):
                 raise DataError(f"{place}: holds a {type(row).__name__}: write one JSON object a line")

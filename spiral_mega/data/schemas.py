@@ -49,7 +49,7 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
             f"{place}: columns {sorted(columns)} fit no known schema: rename them to 'problem' and 'answer', "
             "or to 'prompt' and 'reward_model' with a 'ground_truth'"
         )
-    if questions == ["question"] and any(ANSWER_MARK in str(row.get("answer")) for _, row in rows):
+    if any(ANSWER_MARK in str(row.get("answer")) for _, row in rows):
         return gsm8k
     return plain
 
@@ -86,6 +86,7 @@ def verl(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
 
 def gsm8k(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
     """GSM8K's schema: the answer is a worked solution that ends with "#### 1,234"."""
+    column = _question_column(row)
     worked = _text("answer", _need(row, "answer"))
     _, mark, final = worked.rpartition(ANSWER_MARK)
     if not mark:
@@ -98,20 +99,17 @@ def gsm8k(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
         final = final.replace(",", "")
     return Problem(
         id=_own_id(row, default_id),
-        messages=_messages("question", _need(row, "question")),
+        messages=_messages(column, _need(row, column)),
         answer=_answer("answer", final),
         kind=default_kind,
         source=name,
-        extra=_extra(row, used=("id", "question")),
+        extra=_extra(row, used=("id", column)),
     )
 
 
 def plain(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
     """A problem (text or messages) and its answer (text, number, or a list of accepted ones)."""
-    columns = [column for column in QUESTION_COLUMNS if column in row]
-    if len(columns) != 1:
-        raise DataError(f"columns {sorted(row)} hold {len(columns)} of {QUESTION_COLUMNS}: each row needs exactly one")
-    column = columns[0]
+    column = _question_column(row)
     return Problem(
         id=_own_id(row, default_id),
         messages=_messages(column, _need(row, column)),
@@ -132,6 +130,13 @@ def problem_row(problem: Problem) -> Row:
         "source": problem.source,
         "extra": problem.extra,
     }
+
+
+def _question_column(row: Row) -> str:
+    columns = [column for column in QUESTION_COLUMNS if column in row]
+    if len(columns) != 1:
+        raise DataError(f"columns {sorted(row)} hold {len(columns)} of {QUESTION_COLUMNS}: each row needs exactly one")
+    return columns[0]
 
 
 def _need(row: Row, column: str) -> Any:

@@ -35,7 +35,7 @@ def load_kind(kind: str) -> RewardFunction:
         raise ValueError(f"the kind {kind!r} is in __main__, which worker processes do not load: move it to a module")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except Exception as error:  # a user's module may fail in any way
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"the kind {kind!r} cannot be imported ({reason}): {known}") from error
     try:

@@ -18,6 +18,7 @@ from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.seeds import derive_seed
+from spiral_mega.telemetry import warn_once
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 log = logging.getLogger(__name__)
@@ -128,6 +129,10 @@ class _EpisodeRun:
         for trace, future in self.verdicts:
             verdict = future.result()
             trace.reward, trace.verification = verdict.reward, verdict.status
+            if verdict.status != "ok":
+                warn_once(
+                    log, "verification of a response to %s: %s %s", self.task.problem.id, verdict.status, verdict.detail
+                )
         search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
         return Episode(self.task.problem, self.task.step, search, self.sets, aggregation)
 

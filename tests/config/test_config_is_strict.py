@@ -57,6 +57,14 @@ def base(tmp_path: Path) -> Path:
         ("prompts.view=tail", ["prompts.view", "prompts.tail_tokens"]),
         ("prompts.tail_tokens=5", ["prompts.view", "prompts.tail_tokens"]),
         ("optimizer.betas=[0.9]", ["optimizer.betas"]),
+        ("optimizer.betas=[2,3]", ["optimizer.betas", "below 1"]),
+        ("optimizer.lr=.inf", ["optimizer.lr", "finite"]),
+        ("rollout.temperature=.inf", ["rollout.temperature", "finite"]),
+        ("algorithm.component_weights={search: .nan, aggregation: 1.0}", ["component_weights", "finite"]),
+        ("run.seed=99999999999999999999999", ["run.seed"]),
+        ("run=[1]", ["run"]),
+        ("run.steps=", ["run.steps", "None"]),
+        ("data.train.7.limit=5", ["data.train.7.limit"]),
         ("model.lora.rank=0", ["model.lora", "rank", "greater than 0"]),
         ("data.train=[]", ["data.train", "at least 1"]),
         ("data.train=[{path: a.jsonl, kind: maths}]", ["a.jsonl", "maths", "math, exact, arithmetic"]),
@@ -111,16 +119,24 @@ def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: 
         ("- a list", ["sections", "list"]),
         ("run: {dir: [", ["not valid YAML"]),
         ("", ["run: missing"]),
+        ("5", ["child.yaml"]),
+        ("include: base.yaml\nrun: [1]", ["does not fit what it includes"]),
         ("run: {steps: 1}\nrun: {steps: 2}", ["duplicate"]),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, base: Path, text: str, words: list[str]) -> None:
     path = tmp_path / "child.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
         load_config(path)
     assert "child.yaml" in str(error.value)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_an_element_of_a_list_can_be_overridden(base: Path) -> None:
+    config = load_config(base, ["data.train.0.limit=5", "data.train[0].kind=exact"])
+    assert (config.data.train[0].limit, config.data.train[0].kind) == (5, "exact")
+    assert config.data.train[0].path == "train.jsonl"
 
 
 def test_a_missing_or_binary_file_is_a_plain_error(tmp_path: Path) -> None:

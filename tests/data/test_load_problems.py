@@ -281,3 +281,10 @@ def test_a_dataset_that_cannot_be_found_says_what_to_do(tmp_path):
         load_problems(source(tmp_path / "saved", split="test"))
     with pytest.raises(DataError, match="a dataset saved to disk has none"):
         load_problems(source(tmp_path / "saved", subset="main"))
+
+
+@pytest.mark.parametrize("column", ["question", "problem", "prompt"])
+def test_a_worked_answer_gives_its_final_number_under_any_name_of_the_question(tmp_path, column):
+    path = tmp_path / "worked.jsonl"
+    path.write_text(json.dumps({column: "How many eggs?", "answer": "9*2 = 18\n#### 1,018"}) + "\n")
+    assert [problem.answer for problem in load_problems(DataSource(path=str(path)))] == [("1018",)]

@@ -128,6 +128,40 @@ def test_changed_training_data_is_refused_on_resume(tmp_path: Path) -> None:
     assert "the training problems are not those of the checkpoint" in again.output()
 
 
+def test_a_resume_refuses_what_the_checkpoint_cannot_take_on(tmp_path: Path) -> None:
+    """A learning rate or objective comes back from the checkpoint, so a changed one would be ignored."""
+    TrainingRun(tmp_path / "run", "run.steps=2", ranks=1).finish()
+    recorded = (tmp_path / "run" / "config.yaml").read_text()
+    changes = ("optimizer.lr=1e-5", "algorithm.objective=grpo", "run.steps=3")
+    again = TrainingRun(tmp_path / "run", *changes, ranks=1).finish(status=1)
+    assert "optimizer.lr was 0.001 and is 1e-05" in again.output()
+    assert "algorithm.objective was 'spiral' and is 'grpo'" in again.output()
+    assert (tmp_path / "run" / "config.yaml").read_text() == recorded
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    first = TrainingRun(tmp_path / "run", "run.steps=40", "checkpoint.every=1", ranks=1)
+    first.wait_for(lambda: first.reached(1))
+    second = TrainingRun(tmp_path / "run", "run.steps=40", ranks=2).finish(status=1)
+    assert "is in use by another run" in second.output()
+    assert first.process.poll() is None
+    first.process.send_signal(signal.SIGTERM)
+    first.process.wait(60)
+    assert status(first)["state"] == "stopped"
+
+
+def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
+    """A start from step 0 must not report the evaluation that another model left in the folder as its own."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/search_accuracy": 0.99}\n')
+    evaluated = "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 2}]"
+    run = TrainingRun(folder, "run.steps=1", evaluated, ranks=1).finish()
+    assert run.metrics()[0]["step"] == 0
+    assert run.metrics()[0]["eval/search_accuracy"] != 0.99
+    assert "0.99" in (folder / "earlier" / "1" / "metrics.jsonl").read_text()
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     run = TrainingRun(tmp_path / "run", "run.steps=5", "checkpoint.every=1", "checkpoint.keep_last=2", ranks=1).finish()
     names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())

@@ -25,7 +25,7 @@ def parts(request, runtime, tmp_path):
 
 
 def test_weights_after_a_sync_are_the_float32_ones_to_the_bit(parts):
-    """FSDP keeps the root's weights in compute type after a forward without backward; they must not pass for the real."""
+    """FSDP keeps the root's weights in compute type after a forward without backward; those must not be streamed."""
     policy, _, sync, folder = parts
     gap = sync()["sampler/canary_gap"]
     assert gap < 0.1

@@ -26,7 +26,7 @@ def read_model_config(path: str) -> PretrainedConfig:
     """The model's own config, with every dropout off: a policy gradient needs the sampler's distribution."""
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a config of the wrong form fails in many ways
         raise UserError(
             f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a model on the hub "
             f"({error})"
@@ -48,8 +48,14 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     attention = config.attention
     if attention == "auto":
         attention = runtime.packed_attention(getattr(torch, config.param_dtype))
-    with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            f"the model at {model_config.path} cannot be built with policy.attention {config.attention!r} ({error}): "
+            "use auto, or a causal language model that transformers knows"
+        ) from error
     model.tie_weights()  # emptying the weights untied them
     with init_empty_weights(include_buffers=False):
         model = _adapt(model, model_config.lora, seed)

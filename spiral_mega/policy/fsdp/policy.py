@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from spiral_mega.policy.lora import full_weights
 from spiral_mega.policy.optimizer import make_optimizer, make_schedule
 from spiral_mega.policy.token_logprobs import token_logprobs
 from spiral_mega.runtime import Runtime
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,7 +59,9 @@ class FsdpPolicy:
             self._accumulate(pack(sequences).to(self.device), totals)
         norm = self._gradient_norm()
         skipped = not math.isfinite(norm)
-        if not skipped:
+        if skipped:
+            log.warning("the gradient's norm is %s: this update is skipped", norm)
+        else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         lr = float(self.schedule.get_last_lr()[0])
