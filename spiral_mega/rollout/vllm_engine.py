@@ -6,6 +6,7 @@ same requests in the same order; they then schedule alike and need no further ag
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,8 @@ class VllmEngine:
                 **runtime.vllm_options(),
             )
         self._engine = self._llm.llm_engine
+        # It warns at every load that rotary embeddings, which have no weights, got none; `checked_weights` is stricter.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def add(self, request: Request) -> None:
         from vllm import SamplingParams
