@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -70,6 +71,8 @@ class Verifier:
         self._keeper = ThreadPoolExecutor(1, "verifier-keeper")
         self._pool: ProcessPool | None = None
         self._keeper.submit(self._start_pool)
+        # Without `close`, the interpreter's end would wait for processes that pebble starts anew while it ends them.
+        atexit.register(self._stop_pool)
 
     def submit(self, response: str, answer: Any, kind: str = "math") -> Future[Verdict]:
         """Start to verify `response`; the future's result is a Verdict, never an exception, unless `close` comes first.
@@ -114,6 +117,7 @@ class Verifier:
                 job.verdict.set_exception(RuntimeError("the Verifier was closed before this verification ended"))
         self._keeper.submit(self._stop_pool).result()
         self._keeper.shutdown()
+        atexit.unregister(self._stop_pool)
 
     def __enter__(self) -> Verifier:
         return self
