@@ -12,7 +12,8 @@ from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import ConfigError
 from spiral_mega.prompts import Prompter
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.pipeline import Pipeline, Task
+from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.weights import pretrained_weights
 from spiral_mega.run import check_context, load_problems_for, load_tokenizer, make_verifier, stop_ids
 from spiral_mega.runtime import Runtime

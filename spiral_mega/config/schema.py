@@ -154,6 +154,12 @@ class RolloutConfig(Section):
     max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
     max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
     max_batch: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
+    exchange_steps: int | None = Field(
+        default=None,
+        gt=0,
+        description="Engine steps between two exchanges of the ranks, at which sets go to the engine that reads the "
+        "least; null: max_response_tokens / 32, at least 8.",
+    )
 
 
 class AlgorithmConfig(Section):
@@ -183,7 +189,15 @@ class BatchConfig(Section):
     problems: int = Field(default=256, gt=0, description="|B|: problems (effective ones) in an optimizer step.")
     minibatches: int = Field(default=1, gt=0, description="Optimizer updates made from one batch.")
     dynamic_sampling: bool = Field(default=True, description="Draw until `problems` of them are effective.")
-    max_resample_rounds: int = Field(default=4, ge=0, description="Rounds after the first, at most.")
+    max_resample_rounds: int = Field(default=4, ge=0, description="At most so many times `problems` more are drawn.")
+    oversample: float = Field(
+        default=1.0, ge=1, description="Problems in progress, over what the share of effective ones calls for."
+    )
+    keep: Literal["first", "fastest"] = Field(
+        default="first",
+        description="Which draws fill the batch: the first in order, or those that end first. Either way the rest is "
+        "given up. The fastest do not wait for stragglers, and lean towards problems whose traces are short.",
+    )
 
 
 class CheckpointConfig(Section):

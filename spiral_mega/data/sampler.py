@@ -51,6 +51,12 @@ class ProblemSampler:
             self._drawn += len(taken)
         return indices
 
+    def give_back(self, count: int) -> None:
+        """Undo the last `count` draws: they come next again."""
+        if not 0 <= count <= self._drawn:
+            raise DataError(f"count is {count}: {self._drawn} were drawn")
+        self._drawn -= count
+
     def state_dict(self) -> dict[str, int]:
         return {"num_problems": self.num_problems, "seed": self.seed, "drawn": self._drawn}
 

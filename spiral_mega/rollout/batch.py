@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.config import BatchConfig
 from spiral_mega.data.sampler import ProblemSampler
-from spiral_mega.distributed import gather_objects
-from spiral_mega.rollout.pipeline import Pipeline, Task
+from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Batch:
     """This rank's part of a step's episodes, and what all ranks know of the whole.
 
-    `kept` are trained on, by their draw number; `sampled` holds every local episode, kept or not, with its draw
-    number. `kept_draws` lists those of all ranks, in order; `draws` and `effective` count over all ranks.
+    `kept` are trained on, by their draw number; `sampled` holds every whole local episode, kept or not, with its draw
+    number. `kept_draws` lists those of all ranks, in order; `draws`, `effective` and `given_up` count over all ranks.
     """
 
     sampled: list[tuple[int, Episode]]
@@ -31,11 +31,11 @@ class Batch:
     kept_draws: list[int]
     draws: int
     effective: int
-    rounds: int
+    given_up: int
 
 
 class BatchCollector:
-    """Collects a step's batch. The same draws make the same batch whatever the number of ranks."""
+    """Collects a step's batch."""
 
     def __init__(
         self,
@@ -52,55 +52,88 @@ class BatchCollector:
     def collect(self, step: int) -> Batch:
         """Sample episodes for `step`, with credit assigned; collective. Raises Interrupted (see Pipeline.run).
 
-        With dynamic sampling the first `batch.problems` effective draws are kept; at the bound on rounds, what
-        there is. Otherwise every draw is kept.
+        With dynamic sampling the first `batch.problems` effective draws are kept; at the bound on draws, what
+        there is. Otherwise every draw is kept, up to that number.
         """
-        sampled: list[tuple[int, Episode]] = []
-        flags: dict[int, bool] = {}
-        occurrences: Counter[str] = Counter()
-        rounds = 0
-        want = self.config.problems
-        while want:
-            tasks = self._draw(step, want, occurrences)
-            episodes = self.pipeline.run(tasks, aggregates=self.objective.aggregates)
-            numbered = [(len(flags) + index, episode) for index, episode in episodes]
-            for _, episode in numbered:
-                self.objective.assign(episode)
-            sampled += numbered
-            for part in gather_objects([(draw, episode.effective()) for draw, episode in numbered]):
-                flags.update(part)
-            rounds += 1
-            want = self._missing(flags, rounds)
-        effective = [draw for draw in sorted(flags) if flags[draw]]
-        chosen = set(effective[: self.config.problems] if self.config.dynamic_sampling else flags)
+        feed = _Draws(self, step)
+        sampled = self.pipeline.stream(feed, aggregates=self.objective.aggregates)
+        settled = feed.decided()
+        self.sampler.give_back(feed.drawn - len(settled) if self.config.keep == "first" else 0)
+        effective = sum(settled.values())
+        if self.config.dynamic_sampling and effective < self.config.problems:
+            log.warning(
+                "%d of %d problems are effective after %d draws (batch.max_resample_rounds is %d): training on those",
+                effective, self.config.problems, feed.drawn, self.config.max_resample_rounds,
+            )  # fmt: skip
+        kept = [draw for draw, counts in sorted(settled.items()) if counts or not self.config.dynamic_sampling]
+        kept = kept[: self.config.problems]
+        sampled = [(draw, episode) for draw, episode in sampled if draw in settled]
         return Batch(
             sampled=sampled,
-            kept=[(draw, episode) for draw, episode in sampled if draw in chosen],
-            kept_draws=sorted(chosen),
-            draws=len(flags),
-            effective=len(effective),
-            rounds=rounds,
+            kept=[(draw, episode) for draw, episode in sampled if draw in set(kept)],
+            kept_draws=kept,
+            draws=len(settled),
+            effective=effective,
+            given_up=feed.drawn - len(settled),
         )
 
-    def _draw(self, step: int, count: int, occurrences: Counter[str]) -> list[Task]:
-        tasks = []
-        for index in self.sampler.next(count):
-            problem = self.problems[index]
-            tasks.append(Task(problem, step, (self.run_seed, step, problem.id, occurrences[problem.id])))
-            occurrences[problem.id] += 1
-        return tasks
 
-    def _missing(self, flags: dict[int, bool], rounds: int) -> int:
-        """How many problems the next round draws: the missing ones over the share that proved effective so far."""
-        effective = sum(flags.values())
-        missing = self.config.problems - effective
-        if not self.config.dynamic_sampling or missing <= 0:
-            return 0
-        if rounds > self.config.max_resample_rounds:
-            log.warning(
-                "%d of %d problems are effective after %d rounds (batch.max_resample_rounds is %d): training on those",
-                effective, self.config.problems, rounds, self.config.max_resample_rounds,
-            )  # fmt: skip
-            return 0
-        share = max(effective, 1) / len(flags)
-        return min(self.config.problems, math.ceil(missing / share))
+class _Draws:
+    """The feed of a step: in progress are as many problems as the missing ones will take, times `batch.oversample`.
+
+    With `batch.keep` "first" the batch is full when the first draws, without a gap, hold what is wanted; those after
+    them are given up as if they had not been drawn. What is kept then does not depend on which episodes end early, nor
+    on the number of ranks.
+    """
+
+    def __init__(self, collector: BatchCollector, step: int) -> None:
+        self.collector, self.step, self.config = collector, step, collector.config
+        self.drawn = 0
+        self.settled: dict[int, bool] = {}  # by draw number: whether it is effective
+        self.occurrences: Counter[str] = Counter()
+
+    def settle(self, episode: Episode) -> bool:
+        self.collector.objective.assign(episode)
+        return episode.effective()
+
+    def next(self, settled: dict[int, bool]) -> list[Task] | None:
+        self.settled.update(settled)
+        if self._count(self.decided()) >= self.config.problems:
+            return None
+        missing = max(0, self.config.problems - self._count(self.settled))
+        # As if half a batch of effective problems had gone before: the first to end are few and not like the others.
+        prior = self.config.problems / 2
+        share = (self._count(self.settled) + prior) / (len(self.settled) + prior)
+        in_progress = self.drawn - len(self.settled)
+        wanted = math.ceil(missing / share * self.config.oversample) - in_progress
+        return self._draw(min(wanted, self._most() - self.drawn))
+
+    def decided(self) -> dict[int, bool]:
+        """The draws that the batch is made of, so far: with `keep` "first" the least that fill it, without a gap."""
+        if self.config.keep == "fastest":
+            return self.settled
+        first: dict[int, bool] = {}
+        missing = self.config.problems
+        while missing and len(first) in self.settled:
+            counts = self.settled[len(first)]
+            first[len(first)] = counts
+            missing -= counts or not self.config.dynamic_sampling
+        return first
+
+    def _count(self, draws: dict[int, bool]) -> int:
+        return sum(draws.values()) if self.config.dynamic_sampling else len(draws)
+
+    def _most(self) -> int:
+        """Bound on the draws of a step."""
+        rounds = 1 + self.config.max_resample_rounds if self.config.dynamic_sampling else 1
+        return math.ceil(self.config.problems * max(rounds, self.config.oversample))
+
+    def _draw(self, count: int) -> list[Task]:
+        tasks = []
+        for index in self.collector.sampler.next(count) if count > 0 else ():
+            problem = self.collector.problems[index]
+            parts = (self.collector.run_seed, self.step, problem.id, self.occurrences[problem.id])
+            tasks.append(Task(problem, self.step, parts))
+            self.occurrences[problem.id] += 1
+        self.drawn += len(tasks)
+        return tasks

@@ -7,12 +7,11 @@ with a prefix cache serves from one prefill.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from spiral_mega.runtime import Runtime
 from spiral_mega.traces import FinishReason
@@ -22,7 +21,8 @@ from spiral_mega.traces import FinishReason
 class Request:
     """n samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
 
-    `key` is the caller's, unique among the requests in flight, and comes back with each sample.
+    `key` is the caller's, unique among the requests in flight, and comes back with each sample. Where not all fit,
+    those of lower `priority` go first.
     """
 
     key: tuple[Any, ...]
@@ -30,6 +30,7 @@ class Request:
     num_samples: int
     seed: int
     max_tokens: int
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +48,24 @@ class Sample:
 class Replica:
     """The ranks that hold one engine between them (tensor parallel), this rank among them; alone by default.
 
-    They are given the same requests and sample the same; the leader keeps what was sampled. `index` tells the replicas
-    apart, of which there are `count`.
+    They are given the same requests and sample the same; the leader, the first of them, keeps what was sampled. `index`
+    tells the replicas apart, of which there are `count`, each of `size` neighbouring ranks.
     """
 
     index: int = 0
     count: int = 1
     leader: bool = True
-    group: dist.ProcessGroup | None = None
+    size: int = 1
 
-    def any(self, flag: bool) -> bool:
-        """Whether `flag` is set on any rank of the replica; collective within it."""
-        if self.group is None:
-            return flag
-        flags = torch.tensor([flag], dtype=torch.int32)
-        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
-        return bool(flags.item())
+    def ranks(self, index: int) -> range:
+        """The ranks of replica `index`."""
+        return range(index * self.size, (index + 1) * self.size)
 
 
 def make_replica(runtime: Runtime, ranks: int) -> Replica:
-    """This rank's replica when every `ranks` neighbours share an engine; collective. `ranks` divides the world."""
-    count = runtime.world_size // ranks
+    """This rank's replica when every `ranks` neighbours share an engine. `ranks` divides the world."""
     index, place = divmod(runtime.rank, ranks)
-    if ranks == 1:
-        return Replica(index, count)
-    groups = [dist.new_group(range(i * ranks, (i + 1) * ranks), backend="gloo") for i in range(count)]
-    return Replica(index, count, place == 0, groups[index])
+    return Replica(index, runtime.world_size // ranks, place == 0, ranks)
 
 
 class RolloutEngine(Protocol):
@@ -91,6 +84,9 @@ class RolloutEngine(Protocol):
 
     def has_unfinished(self) -> bool:
         """Whether some request still lacks a sample."""
+
+    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
+        """Give up what is unfinished of the requests of these keys; none of it comes out any more."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.

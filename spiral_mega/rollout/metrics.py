@@ -38,7 +38,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "batch/draws": float(batch.draws),
         "batch/surplus": float(max(0, batch.effective - len(batch.kept_draws))),
         "effective/share": batch.effective / batch.draws,
-        "effective/rounds": float(batch.rounds),
+        "batch/given_up": float(batch.given_up),
         "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
         "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),
     }

@@ -6,9 +6,9 @@ continuous batching.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class TransformersEngine:
         self.temperature = temperature
         self.stop_ids = frozenset(stop_ids)
         self.max_batch = max_batch
-        self._queue: deque[_Row] = deque()
+        self._queue: list[_Row] = []
         self._batch: _Batch | None = None
         self._half_loaded = False
         _check_cache(model)
@@ -77,7 +77,16 @@ class TransformersEngine:
     def add(self, request: Request) -> None:
         if not request.prompt_ids or request.max_tokens < 1 or request.num_samples < 1:
             raise ValueError(f"request {request.key!r} needs a prompt, max_tokens >= 1 and num_samples >= 1")
-        self._queue.extend(_Row(request, index) for index in range(request.num_samples))
+        self._queue += [_Row(request, index) for index in range(request.num_samples)]
+
+    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
+        self._queue = [row for row in self._queue if row.request.key not in keys]
+        rows = self._batch.rows if self._batch is not None else []
+        for row in rows:
+            if row.request.key in keys:
+                row.finish = row.finish or "length"  # it leaves the batch unreported
+        if all(row.finish is not None for row in rows):
+            self._batch = None
 
     def has_unfinished(self) -> bool:
         return bool(self._queue) or self._batch is not None
@@ -90,7 +99,9 @@ class TransformersEngine:
         if self._batch is None:
             if not self._queue:
                 return []
-            self._batch = self._prefill([self._queue.popleft() for _ in range(min(self.max_batch, len(self._queue)))])
+            self._queue.sort(key=lambda row: row.request.priority)  # stable: equals keep their order
+            self._batch = self._prefill(self._queue[: self.max_batch])
+            del self._queue[: self.max_batch]
         batch = self._batch
         tokens, samples = self._sample(batch)
         running = [slot for slot, row in enumerate(batch.rows) if row.finish is None]

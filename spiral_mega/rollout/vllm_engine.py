@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,6 +68,7 @@ class VllmEngine:
                 max_model_len=rollout.max_context_tokens,
                 max_num_seqs=rollout.max_batch,
                 enable_prefix_caching=True,
+                scheduling_policy="priority",
                 seed=config.run.seed,
                 disable_log_stats=True,
                 **runtime.vllm_options(),
@@ -95,7 +97,14 @@ class VllmEngine:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            self._engine.add_request(name, TokensPrompt(prompt_token_ids=request.prompt_ids), params)
+            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
+            self._engine.add_request(name, prompt, params, priority=request.priority)
+
+    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
+        names = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
+        self._engine.abort_request(names)
+        for name in names:
+            del self._in_flight[name]
 
     def has_unfinished(self) -> bool:
         return bool(self._in_flight)

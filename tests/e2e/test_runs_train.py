@@ -74,7 +74,7 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
     assert len(run.metrics()) == 2
     for record in run.metrics():
         assert record["effective/share"] == 0
-        assert record["effective/rounds"] == 3
+        assert record["batch/draws"] == 3 * 4
         assert record["optim/updates"] == 0
         assert record["batch/problems"] == 0
     before = load_file("configs/demo/model/model.safetensors")

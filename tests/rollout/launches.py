@@ -33,6 +33,9 @@ CASES = {
     "fewer_problems_than_draws": (3, 0.5, {"problems": 8, "max_resample_rounds": 6}),
     "one_problem_a_step": (50, 0.5, {"problems": 1, "max_resample_rounds": 9}),
     "no_second_round": (50, 0.5, {"problems": 8, "max_resample_rounds": 0}),
+    "oversampled": (50, 0.5, {"problems": 8, "oversample": 1.5}),
+    "fastest": (50, 0.5, {"problems": 8, "oversample": 1.5, "keep": "fastest"}),
+    "oversampled, all kept": (50, 0.5, {"problems": 8, "oversample": 1.5, "dynamic_sampling": False}),
 }
 
 
@@ -80,9 +83,10 @@ def _launch(world: int) -> list[dict[str, Any]]:
     if world == 2:
         jobs |= {
             "episodes": ("episodes", {"config": real_config(), "problems": PROBLEMS}),
-            "told_early": ("interruption", {"told": 1, "after": 4, "tasks": [2, 3]}),
-            "told_while_the_other_has_no_task": ("interruption", {"told": 1, "after": 0, "tasks": [0, 1]}),
-            "told_after_the_end": ("interruption", {"told": 1, "after": 14, "tasks": [2, 1]}),
+            "told_early": ("interruption", {"told": 1, "after": 4, "tasks": 5, "steps": 1}),
+            "told_while_the_other_has_no_task": ("interruption", {"told": 0, "after": 0, "tasks": 1, "steps": 1}),
+            "told_after_the_end": ("interruption", {"told": 1, "after": 14, "tasks": 2, "steps": 100}),
+            "uneven": ("uneven", {"steps": 2}),
             "metrics_of_both": ("metrics_of", {"parts": [METRIC_TRACES[:3], METRIC_TRACES[3:]]}),
             "metrics_of_one": ("metrics_of", {"parts": [[], METRIC_TRACES]}),
             "evaluation": ("scripted_evaluation", {"problems": 5, "repeats": 3}),

@@ -15,13 +15,23 @@ from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
 from spiral_mega.rollout.engine import make_replica
+from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.metrics import batch_metrics
-from spiral_mega.rollout.pipeline import Interrupted, Pipeline, Task
+from spiral_mega.rollout.pipeline import Interrupted, Pipeline
 from spiral_mega.rollout.weights import pretrained_weights
 from spiral_mega.run import load_tokenizer, stop_ids
 from spiral_mega.runtime import Runtime
 from spiral_mega.traces import Episode, Problem, Trace
-from tests.rollout.scripted import ScriptedEngine, ScriptedPipeline, first_come, pipeline_of, problem, settings, task
+from tests.rollout.scripted import (
+    UNEVEN,
+    ScriptedEngine,
+    ScriptedPipeline,
+    first_come,
+    pipeline_of,
+    problem,
+    settings,
+    task,
+)
 
 
 def run_jobs(runtime: Runtime, jobs: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
@@ -44,25 +54,37 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     return {"episodes": {each.problem.id: each for _, each in mine}, "before": before, "after": after}
 
 
-def interruption(runtime: Runtime, told: int, after: int, tasks: list[int]) -> dict[str, Any]:
-    """Rank r samples tasks[r] problems; rank `told` is told to stop after so many of its engine's steps."""
+def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int) -> dict[str, Any]:
+    """The ranks sample `tasks` problems, exchanging every `steps` steps; rank `told` is told to stop after so many of
+    its engine's samples."""
     engine = ScriptedEngine(first_come)
-    config = settings()
+    engine.replica = make_replica(runtime, 1)
+    config = settings(rollout={"exchange_steps": steps})
 
     def interrupted() -> bool:
         return runtime.rank == told and sum(kind == "done" for kind, _ in engine.events) >= after
 
     with Verifier(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config, interrupted=interrupted)
-        work = [task(problem(f"{runtime.rank}/{i}")) for i in range(tasks[runtime.rank])]
         try:
-            pipeline.run(work, aggregates=True)
+            pipeline.run([task(problem(f"p{i}")) for i in range(tasks)], aggregates=True)
             raised = False
         except Interrupted:
             raised = True
         together = gather_objects(runtime.rank)  # the ranks still move in step
     done = sum(kind == "done" for kind, _ in engine.events)
-    return {"raised": raised, "together": together, "done": done}
+    return {"raised": raised, "together": together, "done": done, "left": engine.has_unfinished()}
+
+
+def uneven(runtime: Runtime, steps: int) -> dict[str, Any]:
+    """What each engine was asked for, and this rank's episodes, of problems of uneven length."""
+    engine = ScriptedEngine(first_come)
+    engine.replica = make_replica(runtime, 1)
+    config = settings(rollout={"exchange_steps": steps, "max_context_tokens": 128})
+    with Verifier(5.0, 1, ("exact",)) as verifier:
+        pipeline = pipeline_of(engine, verifier, config)
+        mine = pipeline.run(UNEVEN, aggregates=True)
+    return {"asked": {request.key: len(request.prompt_ids) for request in engine.requests}, "episodes": mine}
 
 
 def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:
@@ -82,10 +104,12 @@ def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, 
     for step in range(steps):
         pipeline.calls.clear()
         collected = collector.collect(step)
+        (call,) = pipeline.calls
         results.append(
             {
                 "batch": collected,
-                "calls": [[each.seed_parts for each in call] for call in pipeline.calls],
+                "calls": [each.seed_parts for each in call],
+                "in_progress": pipeline.in_progress,
                 "metrics": batch_metrics(collected),
                 "drawn": collector.sampler.drawn,
             }
@@ -97,7 +121,7 @@ def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
     """The metrics of a batch of one episode on each rank, with parts[rank] as its searches; an empty one is none."""
     traces = parts[runtime.rank]
     sampled = [(runtime.rank, Episode(problem("p"), 0, traces))] if traces else []
-    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, rounds=2))
+    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, given_up=2))
 
 
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from spiral_mega.config import Config
+from spiral_mega.distributed import gather_objects
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Replica, Request, Sample
-from spiral_mega.rollout.pipeline import Pipeline, Task
+from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.pipeline import Feed, Pipeline
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 from tests.support.configs import make_config
@@ -36,6 +38,10 @@ def problem(name: str, content: str = "w70 w71", *, answer: str = "w1 w2", kind:
 
 def task(of: Problem, *parts: int | str, step: int = 0) -> Task:
     return Task(of, step, (0, step, of.id, *parts))
+
+
+# Those with an even number, which are the first of two ranks', read far more than the others.
+UNEVEN = [task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(6)]
 
 
 class ScriptedEngine:
@@ -70,6 +76,10 @@ class ScriptedEngine:
         request = self._waiting.pop(chosen)
         self.events.append(("done", chosen))
         return [scripted_sample(request, chosen[1])]
+
+    def abort(self, keys: Any) -> None:
+        self.events += [("abort", key) for key in keys]
+        self._waiting = {each: request for each, request in self._waiting.items() if each[0] not in keys}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise NotImplementedError
@@ -116,7 +126,8 @@ def pipeline_of(engine: Any, verifier: Verifier | Any, config: Config, **more: A
 class ScriptedPipeline:
     """Episodes whose rewards are drawn by the task's seed parts: all equal with probability 1 - `effective_share`.
 
-    `calls` are this rank's tasks of each `run`.
+    `calls` are this rank's tasks of each `run` or `stream`, `in_progress` how many were at each moment of the last
+    stream. In which order those of a stream end depends on the number of ranks.
     """
 
     def __init__(self, effective_share: float, algorithm: Any, replica: Replica | None = None) -> None:
@@ -128,6 +139,26 @@ class ScriptedPipeline:
         mine = range(self.replica.index, len(tasks), self.replica.count)
         self.calls.append([tasks[i] for i in mine])
         return [(i, self.episode(tasks[i], aggregates)) for i in mine]
+
+    def stream(self, feed: Feed, *, aggregates: bool) -> list[tuple[int, Episode]]:
+        count = self.replica.count
+        waiting: dict[int, Task] = {}
+        whole: dict[int, Episode] = {}
+        self.calls.append([])
+        self.in_progress: list[int] = []
+        drawn, new = 0, feed.next({})
+        while new is not None and (new or waiting):
+            waiting.update(enumerate(new, drawn))
+            self.calls[-1] += [each for i, each in enumerate(new, drawn) if i % count == self.replica.index]
+            drawn += len(new)
+            self.in_progress.append(len(waiting))
+            ended = {i for i in waiting if derive_seed(i, drawn, count) % 3 == 0} or {max(waiting)}
+            mine = {i: self.episode(waiting[i], aggregates) for i in ended if i % count == self.replica.index}
+            whole |= mine
+            waiting = {i: each for i, each in waiting.items() if i not in ended}
+            flags = gather_objects({i: feed.settle(episode) for i, episode in mine.items()})
+            new = feed.next({i: flag for part in flags for i, flag in part.items()})
+        return sorted(whole.items(), key=lambda each: each[0])
 
     def effective(self, seed_parts: tuple[int | str, ...]) -> bool:
         return derive_seed(*seed_parts, "effective") / 2**62 < self.effective_share

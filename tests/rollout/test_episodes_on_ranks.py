@@ -2,9 +2,10 @@
 
 import pytest
 
-from spiral_mega.traces import SEARCH
+from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.launches import PROBLEMS, of_ranks, real_config
 from tests.rollout.rank_jobs import episodes
+from tests.rollout.scripted import UNEVEN, ScriptedEngine, first_come, pipeline_of, settings
 from tests.support.tiny_models import END_ID
 
 
@@ -68,15 +69,36 @@ def test_a_stop_on_one_rank_gives_up_on_all(case):
     assert [result["together"] for result in results] == [[0, 1]] * 2
 
 
-def test_a_stop_is_seen_before_the_next_step_of_the_engine():
+def test_a_stop_is_seen_at_the_next_exchange_and_leaves_nothing_in_the_engines():
     assert of_ranks(2, "told_early")[1]["done"] == 4
-    assert of_ranks(2, "told_while_the_other_has_no_task")[1]["done"] == 0
+    assert of_ranks(2, "told_while_the_other_has_no_task")[0]["done"] == 1
+    for case in ("told_early", "told_while_the_other_has_no_task"):
+        assert not any(result["left"] for result in of_ranks(2, case))
 
 
-def test_a_stop_that_comes_when_a_rank_has_finished_loses_nothing():
+def test_a_stop_that_comes_when_all_is_sampled_loses_nothing():
     results = of_ranks(2, "told_after_the_end")
     assert [result["raised"] for result in results] == [False, False]
-    assert [result["done"] for result in results] == [28, 14]
+    assert [result["done"] for result in results] == [14, 14]
+
+
+def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_at_home(verifier):
+    ranks = of_ranks(2, "uneven")
+    asked = [rank["asked"] for rank in ranks]
+    assert sorted(key for rank in asked for key in rank if key[1] == SEARCH) == [(i, SEARCH, None) for i in range(6)]
+    assert all(key[0] % 2 == rank for rank in (0, 1) for key in asked[rank] if key[1] == SEARCH)
+    sets = [[key for key in rank if key[1] != SEARCH] for rank in asked]
+    assert sorted(sets[0] + sets[1]) == sorted((i, AGGREGATION, l) for i in range(6) for l in range(4))
+    away = [sum(key[0] % 2 != rank for key in sets[rank]) for rank in (0, 1)]
+    assert away[1] > 0, "the second rank reads little and helps the first"
+    tokens = asked[0] | asked[1]
+    read = [sum(tokens[key] for key in sets[rank]) for rank in (0, 1)]
+    at_home = [sum(tokens[key] for key in sets[0] + sets[1] if key[0] % 2 == rank) for rank in (0, 1)]
+    assert abs(read[0] - read[1]) < abs(at_home[0] - at_home[1]) / 2
+    config = settings(rollout={"max_context_tokens": 128})
+    alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
+    assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each[0]) == alone
+    assert [i for i, _ in ranks[0]["episodes"]] == [0, 2, 4]
 
 
 def test_searches_and_answers_of_one_episode_use_different_randomness(alone):

@@ -208,7 +208,7 @@ def test_empty_traces_pass_through_credit_weights_and_metrics(verifier, reductio
     assert all(trace.advantage == 0 for trace in empty)
     assert all(weighting.trace_weight(trace, totals) > 0 for trace in traces if trace.length)
     numbered = list(enumerate(episodes))
-    metrics = batch_metrics(Batch(numbered, numbered, list(range(8)), 8, 8, 1))
+    metrics = batch_metrics(Batch(numbered, numbered, list(range(8)), 8, 8, 0))
     answers = [trace for trace in traces if trace.component == AGGREGATION]
     assert metrics["cut/aggregation"] == pytest.approx(sum(t.finish == "length" for t in answers) / len(answers))
     assert metrics["length/aggregation"] == pytest.approx(sum(t.length for t in answers) / len(answers))

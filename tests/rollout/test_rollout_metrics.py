@@ -11,7 +11,7 @@ BY_HAND = {
     "batch/draws": 8.0,
     "batch/surplus": 3.0,
     "effective/share": 5 / 8,
-    "effective/rounds": 2.0,
+    "batch/given_up": 2.0,
     "rollout/prompt_tokens": 12.0,
     "rollout/response_tokens": 5.0,
     "reward/search": 1.5 / 4,
