@@ -1,0 +1,246 @@
+"""The fused head on CPU, tiled and plain, against float64 logits made whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spiral_mega.kernels import cpu, dispatch, linear_logprob
+from tests.kernels.cases import (
+    EXTREME,
+    HALF,
+    INPUTS,
+    OUTPUTS,
+    RAGGED,
+    Case,
+    arguments,
+    computed,
+    options,
+    plain_logits,
+    rms_errors,
+    truth,
+    within_bars,
+)
+
+BACKENDS = ["reference", "cpu"]
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tiles each way, the last ones ragged."""
+    monkeypatch.setattr(cpu, "TILE_ROWS", 24)
+    monkeypatch.setattr(cpu, "TILE_ELEMENTS", 24 * 100)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", RAGGED)
+def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str, backend: str) -> None:
+    case = RAGGED[name]
+    tensors = case.tensors()
+    within_bars(computed(tensors, case, backend=backend), truth(tensors, case))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_errors_stay_small_over_a_large_vocabulary(backend: str) -> None:
+    case = Case(192, 256, 50_000, scale=4.0)
+    tensors = case.tensors()
+    within_bars(computed(tensors, case, backend=backend), truth(tensors, case))
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EXTREME)
+def test_huge_logits_overflow_nothing(name: str, backend: str) -> None:
+    case = EXTREME[name]
+    tensors = case.tensors()
+    found, expected = computed(tensors, case, backend=backend), truth(tensors, case)
+    largest = float(plain_logits(tensors, case).nan_to_num(neginf=0).abs().max())
+    for key in OUTPUTS:  # a logit's own rounding is what float32 cannot avoid
+        assert float((found[key].double() - expected[key]).abs().max()) <= 1e-6 * largest, key
+    assert all(torch.isfinite(found[key][torch.isfinite(expected[key])]).all() for key in found)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_is_no_worse_than_the_models_own_logits_in_float32(name: str, backend: str) -> None:
+    case = HALF[name]
+    tensors = case.tensors()
+    expected = truth(tensors, case)
+    ours, naive = (
+        rms_errors(computed(tensors, case, backend=backend), expected),
+        rms_errors(truth(tensors, case, None), expected),
+    )
+    assert all(ours[key] <= 1.1 * naive[key] + 1e-6 for key in expected), (ours, naive)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("output", range(3), ids=OUTPUTS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_gradients_pass_gradcheck(backend: str, output: int, softcap: float | None) -> None:
+    case = Case(5, 7, 230, dtype=torch.float64, bias=True, rank=2, softcap=softcap, temperature=1.4)
+    tensors = case.tensors()
+
+    def function(*inputs: torch.Tensor) -> torch.Tensor:
+        given = tensors | dict(zip(INPUTS, inputs, strict=True))
+        result = linear_logprob(**arguments(given), **options(case), backend=backend)[output]
+        assert result is not None
+        return result
+
+    assert torch.autograd.gradcheck(function, [tensors[name].requires_grad_() for name in INPUTS], fast_mode=True)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_only_the_gradients_asked_for_are_made() -> None:
+    case = RAGGED["adapter"]
+    tensors = case.tensors()
+    asked = {"hidden", "adapter_weight"}
+    given = {n: t.clone().requires_grad_(n in asked) if n in INPUTS else t for n, t in tensors.items()}
+    outputs = linear_logprob(**arguments(given), backend="cpu")
+    torch.stack([o for o in outputs if o is not None]).mul(tensors["upstream"].float()).sum().backward()
+    expected = truth(tensors, case)
+    for name in ("hidden", "weight", "adapter_input", "adapter_weight"):
+        if name in asked:
+            torch.testing.assert_close(given[name].grad, expected[name].float(), rtol=1e-4, atol=1e-5)
+        else:
+            assert given[name].grad is None
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_without_any_logit_are_nan_and_leave_the_others_alone(backend: str) -> None:
+    case = replace(RAGGED["ragged"], bias=False)
+    tensors = case.tensors()
+    tensors["hidden"] = tensors["hidden"].abs()
+    lost = {"bias": torch.full((case.V,), -torch.inf)}
+    outputs = linear_logprob(**arguments(tensors | lost), backend=backend)
+    assert outputs.logprob.isnan().all()
+    assert outputs.logsumexp.isneginf().all()
+    tensors["weight"][0] = -torch.inf  # entry 0 is impossible in every row but the last
+    tensors["hidden"][-1] = torch.nan
+    outputs = linear_logprob(**arguments(tensors), backend=backend)
+    without = {"weight": tensors["weight"][1:], "targets": (tensors["targets"] - 1).clamp(min=0)}
+    expected = linear_logprob(**arguments(tensors | without), backend="reference")
+    possible = tensors["targets"][:-1] > 0
+    for found, right in zip(outputs, expected, strict=True):
+        assert found is not None
+        assert right is not None
+        assert found[-1].isnan()
+        torch.testing.assert_close(found[:-1][possible], right[:-1][possible])
+
+
+def test_rows_that_nothing_comes_back_through_are_left_out_of_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = RAGGED["idle rows"]
+    tensors = case.tensors()
+    seen: list[int] = []
+    original = cpu.add_gradients
+
+    def watched(gradients: Any, logits: Any, upstream: Any) -> None:
+        seen.append(logits.shape[0])
+        original(gradients, logits, upstream)
+
+    monkeypatch.setattr(cpu, "add_gradients", watched)
+    found = computed(tensors, case, backend="cpu")
+    busy = (tensors["upstream"] != 0).any(0)
+    assert seen == [int(busy.sum())]
+    assert seen[0] < case.T / 2
+    assert not found["hidden"][~busy].any()
+    assert found["hidden"][busy].any(1).all()
+
+
+class _LargestTensor(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+def test_the_logits_are_never_whole() -> None:
+    case = Case(2048, 16, 16_384)
+    tensors = case.tensors()
+    with _LargestTensor() as watch:
+        computed(tensors, case)
+    assert watch.elements <= cpu.TILE_ELEMENTS < case.T * case.V / 10
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_the_same_input_gives_the_same_bits() -> None:
+    case = replace(RAGGED["ragged"], dtype=torch.bfloat16)
+    first, second = (computed(case.tensors(), case, backend="cpu") for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_entropy_is_left_out_where_it_is_not_asked_for(backend: str) -> None:
+    case = RAGGED["temperature"]
+    given = arguments(case.tensors())
+    without = linear_logprob(**given, **options(case), with_entropy=False, backend=backend)
+    assert without.entropy is None
+    torch.testing.assert_close(without[:2], linear_logprob(**given, **options(case), backend=backend)[:2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padding_of_the_vocabulary_counts_for_nothing(backend: str) -> None:
+    case = RAGGED["adapter"]
+    tensors = case.tensors()
+    padding = torch.full((19, case.H), 50.0)
+    padded = tensors | {
+        "weight": torch.cat([tensors["weight"], padding]),
+        "adapter_weight": torch.cat([tensors["adapter_weight"], padding[:, : case.rank]]),
+    }
+    found = computed(padded, case, vocab_size=case.V, backend=backend)
+    for key, right in computed(tensors, case, backend=backend).items():
+        torch.testing.assert_close(found[key][: len(right)], right)
+        assert not found[key][len(right) :].any()
+
+
+def test_a_target_outside_the_vocabulary_is_impossible() -> None:
+    case = RAGGED["temperature"]
+    tensors = case.tensors()
+    tensors["targets"][3], tensors["targets"][5] = case.V, -100
+    logprob = linear_logprob(**arguments(tensors), backend="cpu").logprob
+    assert logprob.isneginf().nonzero()[:, 0].tolist() == [3, 5]
+
+
+def test_few_logits_take_the_plain_path_and_many_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(dispatch.reference, "linear_logprob", lambda *_: chosen.append("reference"))
+    statistics = cpu.statistics
+    monkeypatch.setattr(cpu, "statistics", lambda *a: chosen.append("cpu") or statistics(*a))
+    for case in (Case(8, 8, 1000), Case(2000, 8, 1000)):
+        linear_logprob(**arguments(case.tensors()))
+    assert chosen == ["reference", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.zeros(10, 7)}, "shapes"),
+        ({"targets": torch.zeros(4, dtype=torch.long)}, "targets"),
+        ({"targets": torch.zeros(3)}, "targets"),
+        ({"bias": torch.zeros(9)}, "bias"),
+        ({"bias": torch.zeros(10, dtype=torch.float64)}, "floating-point"),
+        ({"adapter": (torch.zeros(2, 4), torch.zeros(10, 4))}, "adapter"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"backend": "numpy"}, "backend"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    right = {"hidden": torch.zeros(3, 8), "weight": torch.zeros(10, 8), "targets": torch.zeros(3, dtype=torch.long)}
+    linear_logprob(**right)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        linear_logprob(**(right | change))  # type: ignore[arg-type]
