@@ -16,6 +16,7 @@ import spiral_mega.packing.segment_attention  # noqa: F401  (registers segment_s
 from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
+from spiral_mega.policy.fsdp.head import read_logit_form, register_logprobs
 from spiral_mega.policy.lora import add_lora
 from spiral_mega.runtime import Runtime
 
@@ -57,6 +58,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
             "use auto, or a causal language model that transformers knows"
         ) from error
     model.tie_weights()  # emptying the weights untied them
+    logit_form = read_logit_form(model)
     with init_empty_weights(include_buffers=False):
         model = _adapt(model, model_config.lora, seed)
     weights = _read_on_main(model_config, hf_config, runtime, seed)
@@ -67,6 +69,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     set_model_state_dict(
         model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
     )
+    register_logprobs(model, logit_form)
     return model.train()
 
 

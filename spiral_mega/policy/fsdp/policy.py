@@ -22,7 +22,6 @@ from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
 from spiral_mega.policy.lora import full_weights
 from spiral_mega.policy.optimizer import make_optimizer, make_schedule
-from spiral_mega.policy.token_logprobs import token_logprobs
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -108,14 +107,7 @@ class FsdpPolicy:
 
     def _forward(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs [R] of the response tokens, and entropies [R] where they are predicted."""
-        logits = self.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.rows,
-            **batch.attention_kwargs(),
-        ).logits[0]
-        return token_logprobs(logits, batch.targets, self.config.rollout.temperature)
+        return self.model.logprobs(batch, self.config.rollout.temperature)
 
     def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
         """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
