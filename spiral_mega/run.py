@@ -30,10 +30,11 @@ from spiral_mega.policy import Policy, build_policy
 from spiral_mega.policy.fsdp.model import read_model_config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind
-from spiral_mega.rollout import RolloutEngine, build_engine
+from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.rollout.sync import WeightSync
+from spiral_mega.rollout.recording import Collector, Recorder, Replayer
+from spiral_mega.rollout.sync import NoSync, WeightSync
 from spiral_mega.run_folder import locked_folder, set_aside
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
@@ -56,10 +57,9 @@ class Run:
     sampler: ProblemSampler
     objective: Objective
     weighting: Weighting
-    engine: RolloutEngine
-    sync: WeightSync
-    pipeline: Pipeline
-    collector: BatchCollector
+    sync: WeightSync | NoSync
+    pipeline: Pipeline | None
+    collector: Collector
     policy: Policy
     checkpoints: CheckpointManager
     resume_from: int | None
@@ -159,11 +159,22 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             )
         )
         policy = build_policy(config, runtime)
-        engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
-        stack.callback(engine.close)
-        stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
-        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
         sampler = ProblemSampler(len(train_problems), config.run.seed)
+        sync: WeightSync | NoSync = NoSync()
+        pipeline: Pipeline | None = None
+        collector: Collector
+        if config.rollout.replay is not None:
+            steps = range(resume_from or 0, config.run.steps)
+            collector = Replayer(config.rollout.replay, steps, objective, runtime)
+        else:
+            engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+            stack.callback(engine.close)
+            sync = WeightSync(policy, engine, prompter.search_prompt(train_problems[0]), config, runtime)
+            pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
+            collector = BatchCollector(train_problems, sampler, pipeline, objective, config.batch, config.run.seed)
+            if config.rollout.record is not None:
+                collector = Recorder(collector, config.rollout.record, runtime)
+        stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
         yield Run(
             config=config,
             runtime=runtime,
@@ -173,10 +184,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             sampler=sampler,
             objective=objective,
             weighting=make_weighting(config.algorithm, objective),
-            engine=engine,
-            sync=WeightSync(policy, engine, prompter.search_prompt(train_problems[0]), config.rollout.max_sync_gap),
+            sync=sync,
             pipeline=pipeline,
-            collector=BatchCollector(train_problems, sampler, pipeline, objective, config.batch, config.run.seed),
+            collector=collector,
             policy=policy,
             checkpoints=checkpoints,
             resume_from=resume_from,

@@ -44,15 +44,20 @@ class Runtime:
             )
         return "segment_sdpa"
 
-    def vllm_options(self) -> dict[str, Any]:
+    def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
         """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.
 
         On GPU it would refuse to start unless most of the memory were free. Its CPU build has no graphs, and cannot
         rewind a seeded generator after a prompt that was prefilled in parts.
         """
         if self.device.type == "cuda":
-            return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01}
+            return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
         return {"enable_chunked_prefill": False, "enforce_eager": True}
+
+    def empty_cache(self) -> None:
+        """Give memory that torch holds but does not use back to the device, for others to take."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given, so that a clock can be read."""

@@ -12,7 +12,7 @@ from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.report import summarise
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.rollout.metrics import batch_metrics
+from spiral_mega.rollout.metrics import batch_metrics, check_mismatch
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.runtime import Runtime
@@ -40,6 +40,7 @@ def train(config: Config, runtime: Runtime) -> None:
                 metrics = _train_step(run, step)
                 step += 1
                 run.telemetry.log(step, metrics)
+                check_mismatch(metrics, config.rollout)
                 if step % config.checkpoint.every == 0:
                     run.save(saved := step)
         except Interrupted:
@@ -66,6 +67,7 @@ def _train_step(run: Run, step: int) -> dict[str, float]:
             run.sampler.load_state_dict(sampler_before)
             raise
         metrics = batch_metrics(batch)
+        run.sync.release()
         updates = []
         for part in _minibatches(batch, config.batch.minibatches):
             with timer("exchange"):
@@ -131,6 +133,7 @@ def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]
 
 
 def _evaluate(run: Run) -> dict[str, float]:
+    assert run.pipeline is not None  # the configuration refuses held-out problems where there is no engine
     with run.timer("eval"):
         metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
     return metrics | run.timer.pop()

@@ -13,6 +13,7 @@ r = exp(d):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -46,7 +47,25 @@ def make_loss(config: AlgorithmConfig) -> LossFunction:
         "gspo": partial(gspo, clip_low=low, clip_high=high),
         "truncated_importance_sampling": partial(truncated_importance_sampling, ratio_cap=config.ratio_cap),
     }
-    return losses[config.loss]
+    loss = losses[config.loss]
+    if config.max_sequence_ratio is None:
+        return loss
+    return partial(without_far_sequences, loss=loss, max_ratio=config.max_sequence_ratio)
+
+
+def without_far_sequences(
+    logprobs: Tensor,
+    sampler_logprobs: Tensor,
+    advantages: Tensor,
+    sequence_ids: Tensor,
+    *,
+    loss: LossFunction,
+    max_ratio: float,
+) -> TokenLoss:
+    """`loss`, with all tokens masked of a sequence whose exp(mean of d) is outside [1 / max_ratio, max_ratio]."""
+    tokens = _tokens(logprobs.detach(), sampler_logprobs, advantages, sequence_ids)
+    far = _sequence_mean(tokens, sequence_ids).abs() > math.log(max_ratio)
+    return loss(logprobs, sampler_logprobs.masked_fill(far, -math.inf), advantages, sequence_ids)
 
 
 def importance_sampling(
@@ -87,12 +106,7 @@ def gspo(
     that `loss_reduction: sequence_mean` gives GSPO's mean over sequences.
     """
     tokens = _tokens(logprobs, sampler_logprobs, advantages, sequence_ids)
-    kept = (~tokens.masked).to(tokens.log_ratio.dtype)
-    # One slot a token is room for any number of sequences, and spares the device a synchronization to count them.
-    total = torch.zeros_like(kept).index_add(0, sequence_ids, tokens.log_ratio)
-    count = torch.zeros_like(kept).index_add(0, sequence_ids, kept)
-    mean = (total / count.clamp(min=1))[sequence_ids]
-    return _clipped_surrogate(mean, tokens, clip_low, clip_high)
+    return _clipped_surrogate(_sequence_mean(tokens, sequence_ids), tokens, clip_low, clip_high)
 
 
 def cispo(
@@ -138,6 +152,15 @@ def _tokens(logprobs: Tensor, sampler_logprobs: Tensor, advantages: Tensor, sequ
     policy = logprobs.masked_fill(masked, 0.0)
     log_ratio = policy - sampler_logprobs.masked_fill(masked, 0.0)
     return _Tokens(policy, log_ratio, advantages.masked_fill(masked, 0.0), masked)
+
+
+def _sequence_mean(tokens: _Tokens, sequence_ids: Tensor) -> Tensor:
+    """At each token the mean of d over its sequence [T], masked tokens left out."""
+    kept = (~tokens.masked).to(tokens.log_ratio.dtype)
+    # One slot a token is room for any number of sequences, and spares the device a synchronization to count them.
+    total = torch.zeros_like(kept).index_add(0, sequence_ids, tokens.log_ratio)
+    count = torch.zeros_like(kept).index_add(0, sequence_ids, kept)
+    return (total / count.clamp(min=1))[sequence_ids]
 
 
 def _ratio(log_ratio: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,17 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"rollout.tensor_parallel is {rollout.tensor_parallel}, but the transformers engine holds the whole model "
             "on each rank: set it to 1, or rollout.engine to vllm"
         )
+    if rollout.lora == "adapter" and (config.model.lora is None or rollout.engine != "vllm"):
+        yield (
+            "rollout.lora is 'adapter', which needs model.lora and rollout.engine=vllm: set both, or rollout.lora=merge"
+        )
+    if rollout.sleep and rollout.engine != "vllm":
+        yield f"rollout.sleep is true, but the engine {rollout.engine!r} cannot sleep: set it to false, or use vllm"
+    if rollout.replay is not None and (rollout.record is not None or config.data.eval):
+        yield (
+            f"rollout.replay is {rollout.replay!r}, which trains without an engine, so nothing is sampled to record or "
+            "to evaluate: set rollout.record=null and data.eval=[]"
+        )
     if algorithm.target_length is not None and algorithm.target_length > rollout.max_response_tokens:
         yield (
             f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "

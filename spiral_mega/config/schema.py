@@ -67,6 +67,7 @@ class OptimizerConfig(Section):
     )
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    offload: bool = Field(default=False, description="Keep Adam's moments in CPU memory between optimizer steps.")
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -144,11 +145,30 @@ class RolloutConfig(Section):
     engine: Literal["transformers", "vllm"] = "transformers"
     tensor_parallel: int = Field(default=1, gt=0, description="vllm: ranks that share one engine's model.")
     kv_cache_mb: int = Field(default=1024, gt=0, description="vllm: MiB of KV cache on each rank.")
+    sleep: bool = Field(
+        default=False, description="vllm on GPU: weights and KV cache leave the device while the policy trains."
+    )
+    lora: Literal["merge", "adapter"] = Field(
+        default="merge",
+        description="What a weight sync sends of a model with adapters: whole merged weights, or (vllm) the adapters "
+        "alone, which the engine adds as it goes.",
+    )
+    sync_bucket_mb: float = Field(
+        default=512, gt=0, description="MiB of weights gathered at once for the engine; a larger tensor goes alone."
+    )
     max_sync_gap: float = Field(
         default=0.5,
         gt=0,
         description="Largest |log-prob of engine - of policy| on the canary after a weight sync; past "
         "it the run stops. Rounding alone gives 1e-5 in float32 and up to a few tenths in bfloat16.",
+    )
+    max_kl: float | None = Field(
+        default=None, gt=0, description="Bound on sampler/kl, the mismatch between sampler and trainer; null: none."
+    )
+    on_max_kl: Literal["warn", "stop"] = Field(default="warn", description="What a step past rollout.max_kl does.")
+    record: str | None = Field(default=None, description="Folder to write every step's episodes to, for replay.")
+    replay: str | None = Field(
+        default=None, description="Folder that rollout.record wrote: train on its episodes, without an engine."
     )
     temperature: float = Field(default=1.0, gt=0)
     max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
@@ -183,6 +203,12 @@ class AlgorithmConfig(Section):
     clip_low: float = Field(default=0.2, ge=0, description="Ratios are clipped below at 1 - clip_low.")
     clip_high: float = Field(default=0.2, ge=0, description="Ratios are clipped above at 1 + clip_high.")
     ratio_cap: float = Field(default=2.0, gt=0, description="truncated_importance_sampling: largest weight.")
+    max_sequence_ratio: float | None = Field(
+        default=None,
+        gt=1,
+        description="Sequences whose mean ratio to the sampler (geometric, over tokens) is outside [1 / it, it] are "
+        "left out of the loss, and counted; null: none.",
+    )
 
 
 class BatchConfig(Section):

@@ -28,6 +28,13 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     return optimizer
 
 
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Put the moments (not the step counts) on `device`."""
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].to(device)
+
+
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:
     """Linear warm-up over `warmup_steps` updates, then constant, or linear or cosine decay to 0 at the end."""
 

@@ -20,8 +20,14 @@ class Policy(Protocol):
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
         """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective."""
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by Hugging Face name, adapters merged, one at a time; collective."""
+    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors by Hugging Face name, one at a time, in `dtype` or their own; collective.
+
+        Adapters are merged, or else left out.
+        """
+
+    def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapters' whole factors by the names of PEFT's files; collective."""
 
     def state_dict(self) -> dict[str, Any]:
         """Sharded model, optimizer and schedule, for torch.distributed.checkpoint."""

@@ -95,5 +95,11 @@ class RolloutEngine(Protocol):
         engine then refuses to sample until a load succeeds.
         """
 
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take adapters of the weights loaded before, as `model.lora` describes them and by PEFT's names; use them."""
+
+    def sleep(self) -> None:
+        """Leave the device to others until the next load. Nothing may be in flight."""
+
     def close(self) -> None:
         """Give back what the engine holds; nothing may be asked of it, or of the process group, afterwards."""

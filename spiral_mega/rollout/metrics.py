@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 
+from spiral_mega.config import RolloutConfig
 from spiral_mega.distributed import sum_over_ranks
+from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
+
+log = logging.getLogger(__name__)
+
+
+class MismatchError(UserError):
+    """Sampler and trainer are further apart than the run allows."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -52,3 +61,18 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             metrics[f"length/{component}"] = total[f"tokens/{component}"] / count
             metrics[f"entropy/{component}"] = total[f"surprise/{component}"] / max(total[f"finite/{component}"], 1.0)
     return metrics
+
+
+def check_mismatch(metrics: dict[str, float], rollout: RolloutConfig) -> None:
+    """Warn, or raise MismatchError, when the step's sampler/kl passed `rollout.max_kl`."""
+    kl = metrics.get("sampler/kl", 0.0)
+    if rollout.max_kl is None or kl <= rollout.max_kl:
+        return
+    message = (
+        f"sampler/kl is {kl:.3g}, above rollout.max_kl ({rollout.max_kl}): the engine's log-probs are not those of the "
+        "policy. Look for other kernels, precision or templates; algorithm.loss=truncated_importance_sampling and "
+        "algorithm.max_sequence_ratio limit what it does"
+    )
+    if rollout.on_max_kl == "stop":
+        raise MismatchError(f"{message}. The run goes on from its last checkpoint")
+    log.warning(message)

@@ -10,11 +10,13 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks
 from spiral_mega.errors import UserError
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy import Policy
 from spiral_mega.rollout.engine import Request, RolloutEngine
+from spiral_mega.runtime import Runtime
 
 CANARY_TOKENS = 16
 
@@ -26,16 +28,32 @@ class SyncError(UserError):
 class WeightSync:
     """Streams weights and compares, on a response to `prompt_ids`, the engine's log-probs with the policy's.
 
-    `max_gap` is the largest difference that is taken for rounding.
+    With `rollout.lora` "adapter" the weights go once, without adapters, and the adapters each time.
     """
 
-    def __init__(self, policy: Policy, engine: RolloutEngine, prompt_ids: Seq[int], max_gap: float) -> None:
-        self.policy, self.engine, self.max_gap = policy, engine, max_gap
+    def __init__(
+        self, policy: Policy, engine: RolloutEngine, prompt_ids: Seq[int], config: Config, runtime: Runtime
+    ) -> None:
+        self.policy, self.engine, self.runtime = policy, engine, runtime
+        self.max_gap = config.rollout.max_sync_gap
+        self.dtype = getattr(torch, config.policy.param_dtype)
+        self.adapter, self.base_sent = config.rollout.lora == "adapter", False
+        self.sleeps = config.rollout.sleep
         self._request = Request(("canary",), list(prompt_ids), 1, 0, CANARY_TOKENS)
+
+    def release(self) -> None:
+        """Sampling is over until the next sync: the engine leaves the device to the policy, if it is to."""
+        if self.sleeps:
+            self.engine.sleep()
 
     def __call__(self) -> dict[str, float]:
         """Sync, check and return the gap; collective. Raises SyncError on every rank when that of any is too large."""
-        self.engine.load_weights(self.policy.weights())
+        self.runtime.empty_cache()  # the engine takes its memory from the device, not from torch
+        if not self.base_sent:
+            self.engine.load_weights(self.policy.weights(self.dtype, merge=not self.adapter))
+        if self.adapter:
+            self.base_sent = True
+            self.engine.load_adapter(self.policy.adapter())
         gap = max_over_ranks({"gap": self._gap()})["gap"]
         if not gap <= self.max_gap:
             raise SyncError(
@@ -55,3 +73,13 @@ class WeightSync:
         difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
         # NaN counts as infinitely far, not as smaller than the bound.
         return float(difference.abs().nan_to_num(nan=float("inf")).max())
+
+
+class NoSync:
+    """In place of WeightSync where there is no engine."""
+
+    def release(self) -> None:
+        pass
+
+    def __call__(self) -> dict[str, float]:
+        return {}

@@ -120,6 +120,12 @@ class TransformersEngine:
                 targets[name].copy_(tensor)
         self._half_loaded = False
 
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        raise NotImplementedError("the embedded engine takes merged weights: set rollout.lora=merge")
+
+    def sleep(self) -> None:
+        pass
+
     def close(self) -> None:
         self._queue.clear()
         self._batch = None

@@ -6,15 +6,19 @@ same requests in the same order; they then schedule alike and need no further ag
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
+import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from spiral_mega.config import Config
 from spiral_mega.errors import ConfigError
@@ -29,6 +33,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
+SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class VllmEngine:
@@ -43,6 +49,9 @@ class VllmEngine:
         self._count = 0
         self._shapes = weight_shapes(config.model.path)
         self._half_loaded = True  # dummy weights, until the first load
+        self._lora = config.model.lora if rollout.lora == "adapter" else None
+        self._adapter: Any = None  # what requests name, once there is one
+        self._asleep = False
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with contained(runtime):
@@ -71,7 +80,9 @@ class VllmEngine:
                 scheduling_policy="priority",
                 seed=config.run.seed,
                 disable_log_stats=True,
-                **runtime.vllm_options(),
+                enable_lora=self._lora is not None,
+                max_lora_rank=min(rank for rank in LORA_RANKS if rank >= (self._lora.rank if self._lora else 0)),
+                **runtime.vllm_options(sleep=rollout.sleep),
             )
         self._engine = self._llm.llm_engine
         # It warns at every load that rotary embeddings, which have no weights, got none; `checked_weights` is stricter.
@@ -98,7 +109,7 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
-            self._engine.add_request(name, prompt, params, priority=request.priority)
+            self._engine.add_request(name, prompt, params, lora_request=self._adapter, priority=request.priority)
 
     def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
         names = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
@@ -124,9 +135,40 @@ class VllmEngine:
         return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._half_loaded = True
         checked = checked_weights(weights, self._shapes)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
+        with self._receiving():
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
+
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        assert self._lora is not None
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
+        # vLLM takes an adapter from files; these are in memory, and gone when it has read them.
+        with self._receiving(), tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder:
+            save_file(tensors, Path(folder) / "adapter_model.safetensors")
+            settings = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha, "bias": "none"}
+            settings |= {"target_modules": list(self._lora.targets)}
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
+            if not self._engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True)):
+                raise RuntimeError("vLLM did not take the adapter")
+        self._adapter = LoRARequest("policy", 1, "loaded")  # requests must not load it again
+
+    def sleep(self) -> None:
+        """Weights that a sync will not bring again are kept in CPU memory."""
+        self._llm.sleep(level=1 if self._lora is not None else 2)
+        self._asleep = True
+
+    @contextmanager
+    def _receiving(self) -> Iterator[None]:
+        """Around new weights: memory for them first, and for the cache after, which is then empty."""
+        self._half_loaded = True
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        yield
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+        self._asleep = False
         self._half_loaded = False
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after new weights: requests were still in flight")

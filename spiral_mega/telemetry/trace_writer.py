@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 
 from spiral_mega.telemetry.atomic import atomic_path
 from spiral_mega.traces import Episode, Trace
+
+T = TypeVar("T")
 
 EPISODES_A_GROUP = 32  # bounds what is held twice: about 3M tokens at 24 traces of 4,096
 
@@ -57,10 +59,15 @@ def write_traces(path: Path, episodes: Sequence[Episode]) -> None:
 
     Raises OSError as the file system does, and pyarrow's errors for a value that does not fit its column.
     """
-    with atomic_path(path) as hidden, pq.ParquetWriter(hidden, EPISODE, compression="zstd") as writer:
-        for start in range(0, len(episodes), EPISODES_A_GROUP):
-            rows = [_episode_row(episode) for episode in episodes[start : start + EPISODES_A_GROUP]]
-            writer.write_table(pa.Table.from_pylist(rows, schema=EPISODE))
+    write_rows(path, episodes, episode_row, EPISODE)
+
+
+def write_rows(path: Path, items: Sequence[T], row: Callable[[T], dict[str, Any]], schema: pa.Schema) -> None:
+    """Write one `row` an item, whole or not at all."""
+    with atomic_path(path) as hidden, pq.ParquetWriter(hidden, schema, compression="zstd") as writer:
+        for start in range(0, len(items), EPISODES_A_GROUP):
+            rows = [row(item) for item in items[start : start + EPISODES_A_GROUP]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def read_traces(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -88,7 +95,8 @@ def remove_traces(run_dir: str | Path, first_step: int) -> int:
     return removed
 
 
-def _episode_row(episode: Episode) -> dict[str, Any]:
+def episode_row(episode: Episode) -> dict[str, Any]:
+    """What a file of traces says of an episode."""
     return {
         "step": episode.step,
         "problem_id": episode.problem.id,

@@ -168,3 +168,20 @@ def test_sequences_packed_together_do_not_touch_each_other(name):
     second = run(name, policy[2:], sampler[2:], advantages[2:], ids=[0])
     for packed, a, b in zip(together, first, second, strict=True):
         assert packed == pytest.approx(a + b)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_sequences_far_from_the_sampler_are_left_out_whole(name):
+    # Mean log-ratios of 0.3, -0.3 and 0.05 where log(1.2) is the bound; the second has tokens on either side of it.
+    policy, sampler = [-1.0, -0.5, -1.4, -0.9, -0.5, -0.3], [-1.3, -0.8, -1.0, -0.7, -0.6, -0.3]
+    ids = [5, 5, 2, 2, 0, 0]
+    config = AlgorithmConfig(loss=name, clip_low=LOW, clip_high=HIGH, ratio_cap=CAP, max_sequence_ratio=1.2)
+    logprobs = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
+    given = [torch.tensor(each, dtype=torch.float64) for each in (sampler, [1.0] * 6)]
+    result = make_loss(config)(logprobs, *given, torch.tensor(ids))
+    result.loss.sum().backward()
+    assert result.masked.tolist() == [True] * 4 + [False] * 2
+    assert result.loss.tolist()[:4] == logprobs.grad.tolist()[:4] == [0.0] * 4
+    loss, grad, _, _ = run(name, policy[4:], sampler[4:], [1.0, 1.0], ids=[0, 0])
+    assert result.loss.tolist()[4:] == pytest.approx(loss)
+    assert logprobs.grad.tolist()[4:] == pytest.approx(grad)

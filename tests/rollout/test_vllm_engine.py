@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.rollout.vllm_jobs import STOPS, UPDATES
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
-CASES = {
-    # ranks, tensor parallel, tied head, LoRA
-    "one rank, tied": (1, 1, True, None),
-    "two engines, untied": (2, 1, False, None),
-    "one engine on two ranks, tied, LoRA": (2, 2, True, {"rank": 4}),
+LORA = {"rank": 4}
+CASES: dict[str, tuple[int, bool, Any, dict[str, Any]]] = {
+    # ranks, tied head, LoRA, keys of rollout; a bucket of 0.001 MiB is smaller than most tensors
+    "one rank, tied": (1, True, None, {}),
+    "two engines, untied, asleep between": (2, False, None, {"sync_bucket_mb": 0.001, "sleep": True}),
+    "one engine on two ranks, tied, LoRA": (2, True, LORA, {"tensor_parallel": 2, "sync_bucket_mb": 0.05}),
+    "two engines, tied, adapter": (2, True, LORA, {"lora": "adapter", "sleep": True}),
+    "one engine on four ranks, untied, adapter": (4, False, LORA, {"tensor_parallel": 4, "lora": "adapter"}),
 }
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name)
 def ranks(request, tmp_path_factory):
     """What each rank measured; see vllm_jobs.lab."""
-    world, tensor_parallel, tied, lora = CASES[request.param]
+    world, tied, lora, rollout = CASES[request.param]
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    save_tiny_model(folder, "qwen3", tied=tied)
-    return run_ranks(world, "tests.rollout.vllm_jobs:lab", (folder, tensor_parallel, lora), timeout_s=400)
+    save_tiny_model(folder, "qwen3", tied=tied, num_attention_heads=4, num_key_value_heads=2)
+    return run_ranks(world, "tests.rollout.vllm_jobs:lab", (folder, lora, rollout), timeout_s=600)
 
 
 def test_logprobs_are_those_of_transformers_at_the_temperature(ranks):
@@ -76,7 +81,26 @@ def test_the_process_is_left_as_it_was(ranks):
         assert rank["after"]["settable"]
 
 
-def test_rounds_of_syncing_and_sampling_do_not_grow(ranks):
+def test_memory_changes_hands_in_order(ranks, request):
+    """The engine sleeps, the policy learns, torch's cache is freed, and the engine wakes: first weights, then cache."""
+    rollout = CASES[request.node.callspec.params["ranks"]][3]
+    asleep, adapter = rollout.get("sleep", False), "lora" in rollout
+    update = ["moments", "optimizer", "moments", "empty cache"]
+    load = ["add adapter"] if adapter else ["rpc reload_weights"]
+    around = {
+        "before": [f"sleep {1 if adapter else 2}"] if asleep else [],
+        "weights": ["wake ['weights']"] if asleep else [],
+        "cache": ["wake ['kv_cache']"] if asleep else [],
+    }
+    expected = [
+        *around["before"], *update, *around["weights"], *load, *around["cache"], "reset prefix cache", "sample",
+    ]  # fmt: skip
     for rank in ranks:
+        assert [call.split(" {")[0] for call in rank["calls"]] == expected
+
+
+def test_rounds_of_syncing_and_sampling_do_not_grow(ranks):
+    assert all(("growth" in rank) == (len(ranks) <= 2) for rank in ranks)
+    for rank in ranks if len(ranks) <= 2 else ():
         assert rank["growth"]["files"] == 0
         assert rank["growth"]["mib"] < 8

@@ -21,7 +21,7 @@ def parts(request, runtime, tmp_path):
     config = make_config(folder, policy={"param_dtype": request.param}, rollout={"max_sync_gap": 0.1})
     policy = FsdpPolicy(config, runtime)
     engine = build_engine(config, frozenset([END_ID]), runtime)
-    return policy, engine, WeightSync(policy, engine, PROMPT, config.rollout.max_sync_gap), folder
+    return policy, engine, WeightSync(policy, engine, PROMPT, config, runtime), folder
 
 
 def test_weights_after_a_sync_are_the_float32_ones_to_the_bit(parts):

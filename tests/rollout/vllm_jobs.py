@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy import build_policy
+from spiral_mega.policy.fsdp import policy as fsdp_policy
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.rollout.sync import SyncError, WeightSync
@@ -23,33 +25,34 @@ from spiral_mega.runtime import Runtime
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
+TOLD = ("sleep", "wake", "rpc")  # calls of which the arguments matter
 UPDATES = 3
 ROUNDS = 20
 STOPS = frozenset([END_ID, *range(60, 75)])  # several, so that some responses stop early
 PROMPTS = [[2, 10 + i, 20 + 3 * i, *range(30, 30 + 9 * (i % 4)), 3] for i in range(6)]
 
 
-def lab(runtime: Runtime, argument: tuple[Path, int, dict[str, Any] | None]) -> dict[str, Any]:
-    """Everything that is measured on one set of ranks with one model: its folder, tensor_parallel, model.lora."""
-    folder, tensor_parallel, lora = argument
+def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str, Any]]) -> dict[str, Any]:
+    """Everything that is measured on one set of ranks with one model: its folder, model.lora, and keys of rollout."""
+    folder, lora, rollout = argument
     config = make_config(
         folder,
         model={"lora": lora},
         rollout={
             "engine": "vllm",
-            "tensor_parallel": tensor_parallel,
             "kv_cache_mb": 16,
             "max_batch": 16,
             "temperature": 0.8,
             "max_sync_gap": 1e-3,
+            **rollout,
         },
-        optimizer={"lr": 2e-2},
+        optimizer={"lr": 2e-2, "offload": True},
     )
     before = process_state()
     engine = build_engine(config, STOPS, runtime)
     after = process_state()
     policy = build_policy(config, runtime)
-    sync = WeightSync(policy, engine, PROMPTS[0], config.rollout.max_sync_gap)
+    sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
     results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sampler/canary_gap"]]}
     results["samples"] = samples = sample(engine, requests())
     results["reference"] = teacher_forced(folder, samples, config.rollout.temperature)
@@ -58,13 +61,16 @@ def lab(runtime: Runtime, argument: tuple[Path, int, dict[str, Any] | None]) -> 
     results["late"] = sample(engine, requests()[:3], late=requests()[3:])
     results["errors"], results["moved"] = [], []
     for update in range(UPDATES):
+        sync.release()
         policy.update(distribute(training_sequences(samples, update, runtime, engine), 128))
         results["gaps"].append(sync()["sampler/canary_gap"])
         moved = sample(engine, requests())
         results["errors"].append(largest_error(policy, moved, runtime))
         results["moved"].append(max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(samples, moved, strict=True)))
     results["stale"] = stale_sync(policy, engine, sync, samples, runtime)
-    results["growth"] = growth(sync, engine)
+    results["calls"] = life_cycle(policy, engine, sync, samples, runtime)
+    if runtime.world_size <= 2:  # ranks that wait for each other in a loop take minutes where cores are fewer
+        results["growth"] = growth(sync, engine)
     engine.close()
     results["group_left"] = dist.is_initialized()
     return results
@@ -127,20 +133,56 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
 
 
 def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
-    """What a sync says that brings nothing, and one that brings all but the head; then a good one."""
-    load, told = engine.load_weights, {}
+    """What a sync says that brings nothing, and one that brings all but the head's part; then a good one."""
+    name = "load_adapter" if sync.adapter else "load_weights"
+    load, told = getattr(engine, name), {}
     policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128))
-    partial = lambda weights: load((n, torch.zeros_like(w) if n == "lm_head.weight" else w) for n, w in weights)  # noqa: E731
-    for name, broken in (("stale", list), ("partial", partial)):
-        engine.load_weights = broken
+    partial = lambda weights: load((n, torch.zeros_like(w) if "lm_head" in n else w) for n, w in weights)  # noqa: E731
+    for kind, broken in (("stale", list), ("partial", partial)):
+        setattr(engine, name, broken)
         try:
             sync()
-            told[name] = ""
+            told[kind] = ""
         except SyncError as error:
-            told[name] = str(error)
-    engine.load_weights = load
+            told[kind] = str(error)
+    setattr(engine, name, load)
     sync()
     return told
+
+
+def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runtime: Runtime) -> list[str]:
+    """What is done to the device's memory from the end of sampling to the next sample, in order."""
+    calls: list[str] = []
+
+    def spy(owner: Any, name: str, label: str) -> Any:
+        plain = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(" ".join([label, *map(str, [*args[:1], *kwargs.values()] if label in TOLD else [])]))
+            return plain(*args, **kwargs)
+
+        return mock.patch.object(owner, name, call)
+
+    class Cache:
+        def empty_cache(self) -> None:
+            calls.append("empty cache")
+
+    plain_runtime, sync.runtime = sync.runtime, Cache()
+    with (
+        spy(engine._llm, "sleep", "sleep"),
+        spy(engine._llm, "wake_up", "wake"),
+        spy(engine._llm, "collective_rpc", "rpc"),
+        spy(engine._engine, "add_lora", "add adapter"),
+        spy(engine._engine, "reset_prefix_cache", "reset prefix cache"),
+        spy(engine._engine, "add_request", "sample"),
+        spy(fsdp_policy, "move_state", "moments"),
+        spy(policy.optimizer, "step", "optimizer"),
+    ):
+        sync.release()
+        policy.update(distribute(training_sequences(samples, 4, runtime, engine), 128))
+        sync()
+    sync.runtime = plain_runtime
+    return calls
 
 
 def growth(sync: WeightSync, engine: RolloutEngine) -> dict[str, float]:

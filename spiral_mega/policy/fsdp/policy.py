@@ -20,8 +20,8 @@ from spiral_mega.distributed import max_over_ranks, sum_over_ranks
 from spiral_mega.packing.flat import PackedBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
-from spiral_mega.policy.lora import full_weights
-from spiral_mega.policy.optimizer import make_optimizer, make_schedule
+from spiral_mega.policy.fsdp.weights import adapter_weights, full_weights
+from spiral_mega.policy.optimizer import make_optimizer, make_schedule, move_state
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class FsdpPolicy:
         self.model = build_model(config.model, config.policy, runtime, config.run.seed)
         self.loss_fn = make_loss(config.algorithm)
         self.optimizer = make_optimizer(self.model, config.optimizer)
+        if config.optimizer.offload:
+            move_state(self.optimizer, torch.device("cpu"))
         updates = config.run.steps * config.batch.minibatches
         self.schedule = make_schedule(self.optimizer, config.optimizer, updates)
 
@@ -61,7 +63,7 @@ class FsdpPolicy:
         if skipped:
             log.warning("the gradient's norm is %s: this update is skipped", norm)
         else:
-            self.optimizer.step()
+            self._step()
         self.optimizer.zero_grad(set_to_none=True)
         lr = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
@@ -73,14 +75,25 @@ class FsdpPolicy:
             "optim/microbatches": float(len(microbatches)),
         }
 
+    def _step(self) -> None:
+        if self.config.optimizer.offload:
+            move_state(self.optimizer, self.device)
+        self.optimizer.step()
+        if self.config.optimizer.offload:
+            move_state(self.optimizer, torch.device("cpu"))
+
     @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
         logprobs, _ = self._forward(pack(sequences).to(self.device))
         self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
         return logprobs
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_weights(self.model)
+    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        limit = int(self.config.rollout.sync_bucket_mb * 2**20)
+        return full_weights(self.model, bucket_bytes=limit, dtype=dtype, merge=merge)
+
+    def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return adapter_weights(self.model)
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options())
@@ -118,7 +131,7 @@ class FsdpPolicy:
             ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
             totals.add(
                 tokens=torch.ones_like(logprobs), loss=tokens.loss * batch.weights, entropy=entropy, log_ratio=ratio,
-                clipped=tokens.clipped, masked=tokens.masked,
+                kl=ratio.exp() - 1 - ratio, clipped=tokens.clipped, masked=tokens.masked,
             )  # fmt: skip
             if ratio.numel():
                 totals.peaks.append(ratio.abs().max())
@@ -141,6 +154,8 @@ def _reduce(totals: _Totals) -> dict[str, float]:
         "train/clipped": sums.get("clipped", 0.0) / tokens,
         "entropy/trained": sums.get("entropy", 0.0) / tokens,
         "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / unmasked,
+        # Unbiased for KL(sampler || trainer), and never negative: E[r - 1 - log r] under the sampler.
+        "sampler/kl": sums.get("kl", 0.0) / unmasked,
         "sampler/log_ratio_abs_max": peak["log_ratio_abs"],
         "sampler/masked_tokens": sums.get("masked", 0.0),
     }
