@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
@@ -117,8 +116,11 @@ def _choose(backend: Backend, logits: Logits, sharded: bool) -> str:
 
 
 def _module(name: str) -> ModuleType:
-    # triton is installed only where it can be used
-    return cpu if name == "cpu" else import_module("spiral_mega.kernels.triton_kernels")
+    if name == "cpu":
+        return cpu
+    from spiral_mega.kernels import gpu  # Triton need not be installed where there is none
+
+    return gpu
 
 
 class _LinearLogprob(torch.autograd.Function):

@@ -1,0 +1,60 @@
+"""The Triton kernels on the GPU at hand, against float64 logits made whole. How long they take: benchmarks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spiral_mega.kernels import linear_logprob
+from tests.kernels.cases import EXTREME, HALF, OUTPUTS, RAGGED, Case, Tensors, arguments, computed, rms_errors, truth
+from tests.kernels.cases import within_bars as assert_within_bars
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+LARGE = {
+    "float32, large": Case(700, 1024, 20_000),
+    "bfloat16, large": Case(2000, 4096, 151_936, dtype=torch.bfloat16, idle=0.5),
+    "bfloat16, large, adapter": Case(1500, 2048, 151_936, dtype=torch.bfloat16, rank=32, temperature=0.7),
+}
+
+
+def on_gpu(tensors: Tensors) -> Tensors:
+    return {name: tensor.cuda() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", RAGGED | HALF | LARGE)
+def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str) -> None:
+    case = (RAGGED | HALF | LARGE)[name]
+    tensors = on_gpu(case.tensors())
+    found, expected = computed(tensors, case), truth(tensors, case)
+    if case.dtype == torch.float32:
+        assert_within_bars(found, expected)
+    else:
+        assert_within_bars({k: found[k] for k in OUTPUTS}, {k: expected[k] for k in OUTPUTS})
+        ours, naive = rms_errors(found, expected), rms_errors(truth(tensors, case, None), expected)
+        assert all(ours[key] <= 1.1 * naive[key] + 1e-6 for key in expected), (ours, naive)
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_huge_logits_overflow_nothing(name: str) -> None:
+    case = EXTREME[name]
+    found = computed(on_gpu(case.tensors()), case)
+    assert all(found[key].isfinite().all() for key in found)
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    case = LARGE["bfloat16, large, adapter"]
+    tensors = on_gpu(case.tensors())
+    first, second = computed(tensors, case), computed(tensors, case)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_the_logits_are_never_whole() -> None:
+    case = Case(16_384, 256, 151_936, dtype=torch.bfloat16)
+    tensors = on_gpu(case.tensors())
+    tensors["weight"].requires_grad_()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    linear_logprob(**arguments(tensors)).logprob.sum().backward()
+    gradient = tensors["weight"].numel() * 2
+    assert torch.cuda.max_memory_allocated() - before - gradient < case.T * case.V * 4 / 20
