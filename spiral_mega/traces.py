@@ -31,9 +31,9 @@ class Trace:
     """One sampled response and everything that training learns of it.
 
     `response_ids` [L] includes the end token when `finish == "stop"`; `logprobs` [L] are the sampler's, under
-    its temperature. `component` is what the loss weights apply to ("search", "aggregation").
-    `advantage` is the credit after the length gate; `gated` says that the gate set it to zero. `verification`
-    is "ok", or how the verifier failed on it (its reward is then 0).
+    its temperature; `cached_tokens` of the prompt were in the engine's prefix cache. `component` is what the loss
+    weights apply to ("search", "aggregation"). `advantage` is the credit after the length gate; `gated` says that the
+    gate set it to zero. `verification` is "ok", or how the verifier failed on it (its reward is then 0).
     """
 
     component: str
@@ -48,6 +48,7 @@ class Trace:
     verification: str = "ok"
     advantage: float = 0.0
     gated: bool = False
+    cached_tokens: int = 0
 
     @property
     def length(self) -> int:

@@ -35,13 +35,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A finished response: its tokens [L], end token included, and their log-probs [L] under the temperature."""
+    """A finished response: its tokens [L], end token included, and their log-probs [L] under the temperature.
+
+    `cached_tokens` of its prompt were not computed for it, because the engine had them.
+    """
 
     key: tuple[Any, ...]
     index: int
     token_ids: list[int]
     logprobs: list[float]
     finish: FinishReason
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class EpisodeRun:
             logprobs=sample.logprobs,
             finish=sample.finish,
             text=self.recipe.tokenizer.decode(sample.token_ids, skip_special_tokens=True),
+            cached_tokens=sample.cached_tokens,
         )
         (self.search if set_index is None else self.aggregation[set_index])[trace.index] = trace
         if self.judged:

@@ -39,6 +39,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
                     f"finite/{trace.component}": len(finite),
                     f"verify/{trace.verification}": 1.0,
                     "prompt_tokens": len(trace.prompt_ids),
+                    "cached_tokens": trace.cached_tokens,
                 }
             )
     total = sum_over_ranks(dict(sums))
@@ -49,6 +50,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "effective/share": batch.effective / batch.draws,
         "batch/given_up": float(batch.given_up),
         "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
+        "rollout/cached_share": total.get("cached_tokens", 0.0) / max(total.get("prompt_tokens", 0.0), 1.0),
         "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),
     }
     for name, count in total.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: FinishReason | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -133,6 +135,8 @@ class TransformersEngine:
     def _prefill(self, rows: list[_Row]) -> _Batch:
         """Run each distinct prompt once (left-padded) and repeat its cache for every row that shares it."""
         requests = list({id(row.request): row.request for row in rows}.values())
+        for before, row in pairwise(rows):
+            row.cached_tokens = len(row.request.prompt_ids) if row.request is before.request else 0
         width = max(len(request.prompt_ids) for request in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.long)
         mask = torch.zeros(len(requests), width, dtype=torch.long)
@@ -161,7 +165,9 @@ class TransformersEngine:
             row.logprobs.append(logprob)
             row.finish = self._finish(row)
             if row.finish is not None:
-                samples.append(Sample(row.request.key, row.index, row.token_ids, row.logprobs, row.finish))
+                samples.append(
+                    Sample(row.request.key, row.index, row.token_ids, row.logprobs, row.finish, row.cached_tokens)
+                )
         return tokens, samples
 
     def _forward_tokens(self, batch: _Batch, tokens: torch.Tensor, running: list[int]) -> None:

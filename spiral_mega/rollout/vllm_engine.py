@@ -131,7 +131,8 @@ class VllmEngine:
             answer = output.outputs[0]
             token_ids = list(answer.token_ids)
             logprobs = [entry[token].logprob for token, entry in zip(token_ids, answer.logprobs, strict=True)]
-            samples.append(Sample(request.key, index, token_ids, logprobs, answer.finish_reason))
+            cached = output.num_cached_tokens or 0
+            samples.append(Sample(request.key, index, token_ids, logprobs, answer.finish_reason, cached))
         return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

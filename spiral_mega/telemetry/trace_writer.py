@@ -31,6 +31,7 @@ TRACE = pa.struct(
         "verification": pa.string(),
         "advantage": pa.float64(),
         "gated": pa.bool_(),
+        "cached_tokens": pa.int32(),
         "text": pa.large_string(),
         "response_ids": pa.large_list(pa.int32()),
         "logprobs": pa.large_list(pa.float32()),

@@ -39,17 +39,14 @@ CASES = {
 }
 
 
-def trace(reward: float, logprobs: list[float], finish: Any, *, gated: bool = False, verification: str = "ok") -> Trace:
-    return Trace(
-        SEARCH, 0, [1, 2, 3], [5] * len(logprobs), logprobs, finish, "", reward=reward, gated=gated,
-        verification=verification,
-    )  # fmt: skip
+def trace(reward: float, logprobs: list[float], finish: Any, **more: Any) -> Trace:
+    return Trace(SEARCH, 0, [1, 2, 3], [5] * len(logprobs), logprobs, finish, "", reward=reward, **more)
 
 
 METRIC_TRACES = [
     trace(1.0, [-1.0, -2.0, float("-inf")], "stop"),
     trace(0.0, [-0.5], "length", gated=True, verification="timeout"),
-    trace(0.5, [float("nan")], "stop"),
+    trace(0.5, [float("nan")], "stop", cached_tokens=3),
     trace(0.0, [], "length", verification="ok"),
 ]
 

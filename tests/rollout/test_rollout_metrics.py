@@ -13,6 +13,7 @@ BY_HAND = {
     "effective/share": 5 / 8,
     "batch/given_up": 2.0,
     "rollout/prompt_tokens": 12.0,
+    "rollout/cached_share": 3 / 12,
     "rollout/response_tokens": 5.0,
     "reward/search": 1.5 / 4,
     "gated/search": 1 / 4,

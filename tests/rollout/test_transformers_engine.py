@@ -1,6 +1,7 @@
 """What the embedded engine samples is what the model says: in any batch, for any architecture, to the last token."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,6 +234,38 @@ def test_a_sample_is_handed_out_as_soon_as_it_ends_and_a_step_is_one_token(model
     assert steps == [[1], [], [3], [], [], [6]]
     assert not engine.has_unfinished()
     assert engine.step() == []
+
+
+def test_an_aborted_request_gives_nothing_more_and_the_others_what_they_would_have(model):
+    asked = [request(i, [2, 10 + i, 3], samples=2, seed=10 * i) for i in range(4)]
+    whole = generate(engine_of(model), asked)
+    engine = engine_of(model, max_batch=6)  # the last one waits
+    for each in asked:
+        engine.add(each)
+    engine.step()
+    engine.abort([(1,), (3,)])
+    rest = drain(engine)
+    assert {key for key, _ in rest} <= {0, 2}
+    for place, sample in rest.items():
+        assert sample.token_ids == whole[place].token_ids
+    engine.add(asked[0])
+    engine.step()
+    engine.abort([(0,)])
+    assert not engine.has_unfinished()
+    assert engine.step() == []
+
+
+def test_requests_of_lower_priority_go_first_and_equals_in_order(model):
+    engine = engine_of(model, max_batch=1)
+    for name, priority in (("a", 0), ("b", -5), ("c", 0), ("d", -5)):
+        engine.add(replace(request(name, [2, 10, 3], tokens=1), priority=priority))
+    assert [sample.key[0] for _ in range(8) for sample in engine.step()] == ["b", "d", "a", "c"]
+
+
+def test_only_the_first_sample_of_a_request_pays_for_its_prompt(model):
+    samples = generate(engine_of(model), [request("a", [2, 10, 11, 3], samples=3), request("b", [2, 10, 11, 3])])
+    assert [samples["a", i].cached_tokens for i in range(3)] == [0, 4, 4]
+    assert samples["b", 0].cached_tokens == 0
 
 
 @pytest.mark.parametrize(("prompt", "samples", "tokens"), [([], 1, 1), ([5], 0, 1), ([5], 1, 0)])

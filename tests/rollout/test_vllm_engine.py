@@ -70,6 +70,15 @@ def test_the_end_token_is_kept_and_tells_stop_from_length(ranks):
     assert finishes == {"stop", "length"}
 
 
+def test_an_aborted_request_gives_nothing_more_and_can_be_asked_again(ranks):
+    for rank in ranks:
+        found = rank["aborted"]
+        whole = {(each.key, each.index): each.token_ids for each in rank["samples"]}
+        assert {each.key for each in found["rest"]} == {(1,)}
+        assert [each.token_ids for each in found["again"]] == [whole[(0,), i] for i in range(3)]
+        assert {each.index for each in [*found["early"], *found["rest"]] if each.key == (1,)} == {0, 1, 2}
+
+
 def test_ranks_of_one_engine_sample_the_same(ranks):
     tokens = [[each.token_ids for each in rank["samples"]] for rank in ranks]
     assert all(each == tokens[0] for each in tokens)

@@ -59,6 +59,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
     results["shifted"] = sample(engine, [Request(("s",), PROMPTS[0], 1, 1000 + 2, 8)])
     results["late"] = sample(engine, requests()[:3], late=requests()[3:])
+    results["aborted"] = aborted(engine)
     results["errors"], results["moved"] = [], []
     for update in range(UPDATES):
         sync.release()
@@ -89,10 +90,20 @@ def sample(engine: RolloutEngine, first: list[Request], late: list[Request] | No
         if step == 2:
             for request in late or []:
                 engine.add(request)
-        if step > 2 and not engine.has_unfinished():
+        if step >= 2 and not engine.has_unfinished():
             break
         samples += engine.step() if engine.has_unfinished() else []
     return sorted(samples, key=lambda each: (each.key, each.index))
+
+
+def aborted(engine: RolloutEngine) -> dict[str, Any]:
+    """Three requests of which two are given up after two steps; then one of those again."""
+    for request in requests()[:3]:
+        engine.add(request)
+    early = [*engine.step(), *engine.step()]
+    engine.abort([(0,), (2,)])
+    rest = sample(engine, [])
+    return {"early": early, "rest": rest, "again": sample(engine, requests()[:1])}
 
 
 def teacher_forced(folder: Path, samples: list[Sample], temperature: float) -> list[list[float]]:

@@ -1,12 +1,11 @@
-"""The policy's weights out of their shards, for engines and exports: whole tensors, gathered a bucket at a time.
+"""The policy's weights out of their shards, for engines and exports: whole tensors, a bucket at a time.
 
-Adapters are merged on the shard, before gathering: each rank computes its own rows of W + scale * B A. One collective
-gathers a bucket, so that many small tensors cost no more than a large one.
+Adapters are merged on the shard, before gathering: each rank computes its own rows of W + scale * B A. The tensors of a
+bucket travel together.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,13 +34,13 @@ def full_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole tensors by Hugging Face name, in `dtype` (default: their own), of adapters merged: W + scale * B A.
 
-    At most `bucket_bytes` are gathered at once, or one tensor if that is larger; beside them stand this rank's share of
-    them and one tensor. A tied head comes as a tensor of its own. Collective: every rank must iterate to the end.
+    At most `bucket_bytes` are gathered at once, or one tensor if that is larger. A tied head comes as a tensor of its
+    own, if it has an adapter. Collective: every rank must iterate to the end.
     """
     for bucket in _buckets(_entries(model, merge), bucket_bytes, dtype):
         adapted = [entry for entry in bucket if entry.adapter is not None]
         factors = dict(zip(map(id, adapted), gather([_factor(entry.adapter.lora_A) for entry in adapted]), strict=True))
-        fills = [partial(_merged, entry.adapter, factors[id(entry)]) if entry.adapter else None for entry in bucket]
+        fills = [partial(_merged, entry.adapter, factors[id(entry)]) if entry.adapter else _copied for entry in bucket]
         tensors = _gather([entry.parameter for entry in bucket], dtype or bucket[0].parameter.dtype, fills)
         for entry, tensor in zip(bucket, tensors, strict=True):
             for name in entry.names:
@@ -57,8 +56,8 @@ def adapter_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def gather(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The whole of each parameter, detached, by one collective. All are of one type."""
-    return list(_gather(parameters, parameters[0].dtype, [None] * len(parameters))) if parameters else []
+    """The whole of each parameter, detached. All are of one type."""
+    return list(_gather(parameters, parameters[0].dtype, [_copied] * len(parameters))) if parameters else []
 
 
 def _entries(model: nn.Module, merge: bool) -> list[_Entry]:
@@ -96,36 +95,58 @@ def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -
         yield bucket
 
 
-def _merged(layer: Any, factor: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of W + scale * B A: of `weight`, the local rows of W, and of the same rows of B with the whole A."""
-    return torch.addmm(weight, _local(_factor(layer.lora_B)), factor, alpha=layer.scaling[ADAPTER])
+def _merged(layer: Any, factor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Rows of W + scale * B A into `out`, of `weight`, the local rows of W, and the same rows of B with the whole A."""
+    update, scale = (_local(_factor(layer.lora_B)), factor), layer.scaling[ADAPTER]
+    if out.dtype == weight.dtype:
+        torch.addmm(weight, *update, alpha=scale, out=out)
+    else:
+        out.copy_(torch.addmm(weight, *update, alpha=scale))
+
+
+def _copied(weight: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(weight)
 
 
 def _gather(
-    parameters: list[torch.Tensor], dtype: torch.dtype, fills: Sequence[Callable[[torch.Tensor], torch.Tensor] | None]
+    parameters: list[torch.Tensor],
+    dtype: torch.dtype,
+    fills: Sequence[Callable[[torch.Tensor, torch.Tensor], None]],
 ) -> Iterator[torch.Tensor]:
-    """Whole tensors of `dtype`, each with memory of its own or the parameter's. `fills` map the local rows first."""
+    """Whole tensors of `dtype`, each with memory of its own or the parameter's. `fills` write the local rows."""
     locals_ = [_local(parameter) for parameter in parameters]
     mesh = next((parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)), None)
     if mesh is None or mesh.size() == 1:
         for local, fill in zip(locals_, fills, strict=True):
-            yield (local if fill is None else fill(local)).to(dtype)
+            if fill is _copied and local.dtype == dtype:
+                yield local
+                continue
+            whole = torch.empty_like(local, dtype=dtype)
+            fill(local, whole)
+            yield whole
         return
     for parameter in parameters:
         if not isinstance(parameter, DTensor) or parameter.placements != (Shard(0),) or parameter.device_mesh != mesh:
             raise RuntimeError(f"a weight of shape {tuple(parameter.shape)} is not sharded by rows as the others are")
-    # As FSDP shards: every rank has as many rows, the last ones fewer or none; what they lack is padding here.
-    rows = [-(-parameter.shape[0] // mesh.size()) for parameter in parameters]
-    sizes = [count * math.prod(parameter.shape[1:]) for count, parameter in zip(rows, parameters, strict=True)]
-    sent = torch.empty(sum(sizes), dtype=dtype, device=locals_[0].device)
-    for part, local, fill in zip(torch.split(sent, sizes), locals_, fills, strict=True):
-        part[: local.numel()].view(local.shape).copy_(local if fill is None else fill(local))
-    received = torch.empty(mesh.size() * sent.numel(), dtype=dtype, device=sent.device)
-    dist.all_gather_into_tensor(received, sent, group=mesh.get_group())
-    del sent
-    parts = torch.split(received.view(mesh.size(), -1), sizes, dim=1)
-    for parameter, part in zip(parameters, parts, strict=True):
-        yield part.reshape(-1, *parameter.shape[1:])[: parameter.shape[0]]
+    group, rank = mesh.get_group(), mesh.get_local_rank()
+    wholes, works = [], []
+    for parameter, local, fill in zip(parameters, locals_, fills, strict=True):
+        # As FSDP shards: every rank has as many rows, the last ones fewer or none; what they lack is padding here.
+        rows = -(-parameter.shape[0] // mesh.size())
+        whole = torch.empty(mesh.size() * rows, *parameter.shape[1:], dtype=dtype, device=local.device)
+        fill(local, whole[rank * rows :][: len(local)])
+        # Each rank's rows straight into their place: an all-gather on CPU copies everything twice more.
+        works.append(
+            [
+                dist.broadcast(part, group=group, group_src=source, async_op=True)
+                for source, part in enumerate(torch.split(whole, rows))
+            ]
+        )
+        wholes.append(whole)
+    for parameter, pending in zip(parameters, works, strict=True):
+        for work in pending:
+            work.wait()
+        yield wholes.pop(0)[: parameter.shape[0]]
 
 
 def _factor(layers: Any) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""Streaming against a barrier, on real vLLM engines: the same episodes, by the pipeline and in two phases.
+
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.rollout_streaming
+
+A random model of a few layers, whose responses end by chance, after 71 tokens (the vocabulary) on average: geometric
+lengths, with the long tail of real traces. Both ways sample the same traces (checked); they run in turns, and the
+figures are medians of the turns.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import typer
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from spiral_mega.config import Config
+from spiral_mega.distributed import gather_objects, max_over_ranks, sum_over_ranks
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verifier
+from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.episode_run import EpisodeRun, Task
+from spiral_mega.rollout.pipeline import Pipeline
+from spiral_mega.rollout.weights import pretrained_weights
+from spiral_mega.run import load_tokenizer
+from spiral_mega.runtime import Runtime, start_runtime
+from spiral_mega.traces import Episode, Problem
+
+TOKENIZER = "configs/demo/model"
+Episodes = list[tuple[int, Episode]]
+
+
+def main(
+    problems: Annotated[int, typer.Option(help="problems of a step, over all ranks")] = 16,
+    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 256,
+    turns: Annotated[int, typer.Option(help="runs of each way; figures are their medians")] = 5,
+) -> None:
+    """Time a SPIRAL rollout step, with and without a barrier between search and aggregation."""
+    with start_runtime() as runtime, tempfile.TemporaryDirectory() as folder:
+        config = _config(Path(gather_objects(folder)[0]), longest)
+        tokenizer = load_tokenizer(config.model)
+        engine = build_engine(config, frozenset([tokenizer.eos_token_id]), runtime)
+        prompter = Prompter(config.prompts, tokenizer)
+        with Verifier(5.0, 1, ("exact",)) as verifier:
+            pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
+            tasks = [_task(i) for i in range(problems)]
+            ways: dict[str, Callable[[], Episodes]] = {
+                "barrier": lambda: in_two_phases(pipeline, tasks),
+                "streaming": lambda: pipeline.run(tasks, aggregates=True),
+            }
+            empty_cache = lambda: engine.load_weights(pretrained_weights(config.model.path))  # noqa: E731
+            found = {name: timed(way, empty_cache) for name, way in ways.items()}  # also the warm-up
+            same = tokens(found["barrier"][0]) == tokens(found["streaming"][0])
+            times: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in ways}
+            for turn in range(turns):
+                for name in sorted(ways, reverse=bool(turn % 2)):
+                    times[name].append(timed(ways[name], empty_cache)[1])
+            report(runtime, found["streaming"][0], times, same)
+        engine.close()
+
+
+def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
+    """All search traces on all ranks, and then all aggregation traces, at home."""
+    engine = pipeline.engine
+    runs = {
+        index: EpisodeRun(pipeline.recipe, index, task, aggregates=True, judged=True)
+        for index, task in enumerate(tasks)
+        if index % engine.replica.count == engine.replica.index
+    }
+    requests = [run.start() for run in runs.values()]
+    for _ in ("search", "aggregation"):
+        for request in requests:
+            engine.add(request)
+        requests = []
+        while engine.has_unfinished():
+            for sample in engine.step():
+                requests += runs[sample.key[0]].receive(sample)
+        dist.barrier()
+    return [(index, run.finish()) for index, run in runs.items()]
+
+
+def timed(way: Callable[[], Episodes], empty_cache: Callable[[], None]) -> tuple[Episodes, np.ndarray[Any, Any]]:
+    """What `way` gives from an empty prefix cache; its wall-clock time over all ranks, and CPU-seconds of all ranks."""
+    empty_cache()
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    episodes = way()
+    spent = max_over_ranks({"wall": time.perf_counter() - wall})
+    return episodes, np.array([spent["wall"], sum_over_ranks({"cpu": time.process_time() - cpu})["cpu"]])
+
+
+def tokens(episodes: Episodes) -> list[list[int]]:
+    return [trace.response_ids for _, episode in episodes for trace in episode.traces()]
+
+
+def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarray[Any, Any]]], same: bool) -> None:
+    traces = [trace for _, episode in episodes for trace in episode.traces()]
+    totals = sum_over_ranks(
+        {
+            "traces": len(traces),
+            "response": sum(trace.length for trace in traces),
+            "prompt": sum(len(trace.prompt_ids) for trace in traces),
+            "cached": sum(trace.cached_tokens for trace in traces),
+        }
+    )
+    same = all(gather_objects(same))
+    if not runtime.is_main:
+        return
+    medians = {name: np.median(np.array(each), axis=0) for name, each in times.items()}
+    print(f"{runtime.world_size} ranks, {totals['traces']:.0f} traces of {totals['response']:.0f} tokens; "
+          f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; the same traces both ways: {same}")  # fmt: skip
+    print(f"prompts: {totals['prompt']:.0f} tokens, {totals['cached'] / totals['prompt']:.1%} from the prefix cache")
+    for name, (wall, cpu) in medians.items():
+        print(f"{name:10} {wall:7.2f} s wall {cpu:7.2f} CPU-s")
+    ratios = [b[0] / s[0] for b, s in zip(times["barrier"], times["streaming"], strict=True)]
+    print(f"barrier / streaming, wall: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+def _config(folder: Path, longest: int) -> Config:
+    """The paper's shape on a random model with the demo's tokenizer, a token a word."""
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": len(tokenizer), "tie_word_embeddings": False}
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
+    model.save_pretrained(folder)  # on the first rank: transformers writes on no other
+    tokenizer.save_pretrained(folder)
+    dist.barrier()
+    return Config.model_validate(
+        {
+            "run": {"dir": "unused", "steps": 1},
+            "model": {"path": str(folder)},
+            "data": {"train": [{"path": "unused.jsonl"}], "max_prompt_tokens": 16},
+            "prompts": {"aggregation": "{problem} {traces}", "trace": "| {trace}", "unfinished": "| {trace}"},
+            "rollout": {
+                "engine": "vllm",
+                "kv_cache_mb": 512,
+                "max_batch": 256, "exchange_steps": 16,
+                "max_response_tokens": longest,
+                "max_context_tokens": 32 + 6 * longest,
+            },
+        }
+    )
+
+
+def _task(index: int) -> Task:
+    problem = Problem(f"p{index}", ({"role": "user", "content": f"{index} {index + 1}"},), ("1",), "exact")
+    return Task(problem, 0, (0, 0, problem.id))
+
+
+if __name__ == "__main__":
+    typer.run(main)
