@@ -16,7 +16,7 @@ from spiral_mega.kernels.gradients import allocate
 from spiral_mega.kernels.logits import LinearLogprob, Logits, Term, Upstream
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
-PLAIN_ELEMENTS = 2**20  # up to here all logits at once are small, and cost less than the bookkeeping of tiles
+PLAIN_ELEMENTS = 2**20  # of logits and of weight: up to here whole ones cost less than the bookkeeping of tiles
 
 
 def linear_logprob(
@@ -53,7 +53,7 @@ def linear_logprob(
     gradients; gradients of hidden and u come back summed over the group. `vocab_size`: the number of real entries; rows
     of weight at or past it are padding, and count for nothing.
 
-    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when all logits are few.
+    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when logits and weight are small.
 
     Raises ValueError for shapes, types, temperature, softcap or backend that make no sense.
     """
@@ -111,8 +111,9 @@ def _choose(backend: Backend, logits: Logits, sharded: bool) -> str:
         return backend
     if logits.terms[0].input.device.type == "cuda":
         return "triton"
-    rows, columns = logits.shape
-    return "reference" if rows * columns <= PLAIN_ELEMENTS and not sharded else "cpu"
+    (rows, columns), features = logits.shape, logits.terms[0].input.shape[1]
+    small = columns * max(rows, features) <= PLAIN_ELEMENTS
+    return "reference" if small and not sharded else "cpu"
 
 
 def _module(name: str) -> ModuleType:
@@ -191,5 +192,6 @@ def _upstream(
     of_softmax = (zero if of_logsumexp is None else of_logsumexp / temperature) - of_target
     if of_entropy is not None and entropy is not None:
         of_entropy = of_entropy / temperature
-        of_softmax = of_softmax - of_entropy * entropy
+        # A row without distribution (entropy NaN) that nothing comes back through must not give NaN.
+        of_softmax = of_softmax - (of_entropy * entropy).where(of_entropy != 0, 0)
     return Upstream(targets, logsumexp, of_target, of_softmax, of_entropy)

@@ -156,6 +156,17 @@ def test_rows_that_nothing_comes_back_through_are_left_out_of_the_backward_pass(
     assert found["hidden"][busy].any(1).all()
 
 
+def test_a_row_without_distribution_that_nothing_comes_back_through_spoils_no_gradient() -> None:
+    case = RAGGED["idle rows"]
+    tensors = case.tensors()
+    idle = int((tensors["upstream"] == 0).all(0).nonzero()[0])
+    expected = computed(tensors, case, backend="cpu")
+    tensors["hidden"][idle] = torch.nan
+    found = computed(tensors, case, backend="cpu")
+    assert found["logprob"][idle].isnan()
+    assert all(torch.equal(found[key], expected[key]) for key in INPUTS)
+
+
 class _LargestTensor(TorchDispatchMode):
     elements = 0
 
@@ -214,14 +225,14 @@ def test_a_target_outside_the_vocabulary_is_impossible() -> None:
     assert logprob.isneginf().nonzero()[:, 0].tolist() == [3, 5]
 
 
-def test_few_logits_take_the_plain_path_and_many_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_work_takes_the_plain_path_and_much_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
     monkeypatch.setattr(dispatch.reference, "linear_logprob", lambda *_: chosen.append("reference"))
     statistics = cpu.statistics
     monkeypatch.setattr(cpu, "statistics", lambda *a: chosen.append("cpu") or statistics(*a))
-    for case in (Case(8, 8, 1000), Case(2000, 8, 1000)):
+    for case in (Case(8, 8, 1000), Case(2000, 8, 1000), Case(8, 2000, 1000)):
         linear_logprob(**arguments(case.tensors()))
-    assert chosen == ["reference", "cpu"]
+    assert chosen == ["reference", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize(
