@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.rollout_schedule.bounds import prompt_parts
-from benchmarks.rollout_schedule.engine import Engine, Sequence
+from benchmarks.rollout_schedule.engine import EPSILON, Engine, Sequence
 from benchmarks.rollout_schedule.model import EngineModel, Problem
 
 MOVE_RATIO = 0.5  # traces move to an engine that reads less than this share of what the busiest reads
@@ -30,6 +30,8 @@ class Policy:
     - `route`: a set goes to the engine that reads the least context a step, not to its problem's.
     - `move`: half-written traces go from the engine that reads the most to the one that reads the least, which
       prefills them anew, while the two differ much and reading takes a good part of a step.
+    - `exchange`: what the trainer does. Engines meet after so many steps each, and wait for the slowest; a set that is
+      ready goes at once to its own engine if that reads no more than the others did, or else is routed when they meet.
     - `extra`: this share of problems more is started; the step ends when the wanted number is complete.
     """
 
@@ -39,6 +41,7 @@ class Policy:
     ordered: bool = False
     route: bool = False
     move: bool = False
+    exchange: int | None = None
     extra: float = 0.0
 
 
@@ -48,6 +51,7 @@ POLICIES = (
     Policy("streaming", quota=None),
     Policy("streaming, problem queue", quota=0.75),
     Policy("streaming, ordered", ordered=True),
+    Policy("streaming, exchange of 128", ordered=True, exchange=128),
     Policy("streaming, routed", ordered=True, route=True),
     Policy("streaming, routed, moving", ordered=True, route=True, move=True),
     Policy("the same, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
@@ -73,7 +77,7 @@ def simulate(policy: Policy, problems: Seq[Problem], model: EngineModel, engines
     """Play a step until `want` of `problems` are complete."""
     if not 1 <= want <= len(problems):
         raise ValueError(f"want is {want}: it must be between 1 and the {len(problems)} problems")
-    return _Step(policy, problems, model, engines, want).run()
+    return (_Step if policy.exchange is None else _Exchanges)(policy, problems, model, engines, want).run()
 
 
 class _Step:
@@ -111,6 +115,9 @@ class _Step:
                 self._even_out()
         for e in range(len(self.engines)):
             self._advance(e)
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         return Outcome(
             makespan=self.now,
             busy=sum(engine.busy for engine in self.engines),
@@ -169,9 +176,12 @@ class _Step:
             self.waiting[i].remove(l)
             parts = prompt_parts(i, problem, l)
             rank = -float(sum(tokens for _, tokens in parts)) if self.policy.ordered else 1.0
-            e = int(self.demand.argmin()) if self.policy.route else self.home[i]
-            for j, length in enumerate(problem.aggregation[l]):
-                self._submit(Sequence((i, l, j), length, parts, rank), e)
+            self._place_set(i, [Sequence((i, l, j), n, parts, rank) for j, n in enumerate(problem.aggregation[l])])
+
+    def _place_set(self, i: int, sequences: list[Sequence]) -> None:
+        e = int(self.demand.argmin()) if self.policy.route else self.home[i]
+        for sequence in sequences:
+            self._submit(sequence, e)
 
     def _submit(self, sequence: Sequence, e: int) -> None:
         self.place[sequence] = e
@@ -210,3 +220,53 @@ class _Step:
             self.moved += len(chosen)
             if not chosen:
                 return
+
+
+class _Exchanges(_Step):
+    """Each engine on a clock of its own between two exchanges."""
+
+    def run(self) -> Outcome:
+        self._start()
+        self.others = np.full(len(self.engines), np.inf)  # what the least of the others read at the last exchange
+        self.ready: list[tuple[int, list[Sequence]]] = []
+        while len(self.kept) < self.want:
+            for e in range(len(self.engines)):
+                self._some_steps(e)
+            self.now = max(engine.now for engine in self.engines)
+            for engine in self.engines:
+                engine.now = self.now
+            self._meet()
+        return self._outcome()
+
+    def _some_steps(self, e: int) -> None:
+        engine, goal = self.engines[e], self.engines[e].steps + (self.policy.exchange or 0)
+        while engine.admitted and engine.steps < goal - EPSILON:
+            left = goal - engine.steps
+            reached = engine.now + left * engine.step_time() + engine.model.kv * engine.batch * left * left / 2
+            self.just_ended.extend(engine.advance(min(engine.next_event(), reached)))
+            while self.just_ended:
+                self._end(self.just_ended.popleft())
+
+    def _submit(self, sequence: Sequence, e: int) -> None:
+        self.place[sequence] = e
+        self.engines[e].add(sequence)
+
+    def _place_set(self, i: int, sequences: list[Sequence]) -> None:
+        home = self.home[i]
+        if self.engines[home].demand() <= self.others[home]:
+            for sequence in sequences:
+                self._submit(sequence, home)
+        else:
+            self.ready.append((home, sequences))
+
+    def _meet(self) -> None:
+        demand = np.array([engine.demand() for engine in self.engines])
+        ready, self.ready = self.ready, []
+        for _, sequences in sorted(ready, key=lambda each: each[0]):
+            e = int(demand.argmin())
+            demand[e] += sum(sequence.context for sequence in sequences)
+            for sequence in sequences:
+                self._submit(sequence, e)
+        if len(demand) > 1:
+            least = np.sort(demand)[:2]
+            self.others = np.where(demand == least[0], least[1], least[0])
