@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,6 +27,18 @@ def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: 
         texts.append({row["problem_id"]: (row["sets"], [t["response_ids"] for t in row["traces"]]) for row in rows})
     assert texts[0] == texts[1]
     assert len(texts[0]) >= 4
+
+
+def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_an_engine(tmp_path: Path) -> None:
+    steps = "run.steps=2"
+    recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record={tmp_path / 'record'}").finish()
+    replayed = TrainingRun(tmp_path / "replayed", steps, f"rollout.replay={tmp_path / 'record'}", ranks=1).finish()
+    for ours, theirs in zip(replayed.metrics(), recorded.metrics(), strict=True):
+        for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/draws", "reward/aggregation"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
+        assert "sampler/canary_gap" not in ours
+    weights = [load_file(run.folder / "model" / "model.safetensors") for run in (recorded, replayed)]
+    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-5) for name in weights[0])
 
 
 def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:

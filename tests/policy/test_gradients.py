@@ -97,6 +97,8 @@ def test_entropy_and_ratio_metrics_are_those_of_the_plain_model(lab: Lab) -> Non
         assert metrics["train/tokens"] == len(entropies)
         assert metrics["entropy/trained"] == pytest.approx(sum(entropies) / len(entropies), abs=1e-5)
         assert metrics["sampler/log_ratio_mean"] == pytest.approx(sum(log_ratios) / len(log_ratios), abs=1e-5)
+        kl = sum(math.exp(ratio) - 1 - ratio for ratio in log_ratios) / len(log_ratios)
+        assert metrics["sampler/kl"] == pytest.approx(kl, rel=1e-3, abs=1e-6)
         assert metrics["sampler/log_ratio_abs_max"] == pytest.approx(max(map(abs, log_ratios)), abs=1e-5)
 
 
