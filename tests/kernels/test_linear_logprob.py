@@ -79,6 +79,18 @@ def test_half_precision_is_no_worse_than_the_models_own_logits_in_float32(name: 
     assert all(ours[key] <= 1.1 * naive[key] + 1e-6 for key in expected), (ours, naive)
 
 
+def test_sums_over_many_blocks_of_tokens_are_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "TILE_ROWS", 8)
+    case = Case(800, 32, 60, dtype=torch.bfloat16)
+    tensors = case.tensors()
+    tensors["upstream"] = tensors["upstream"].abs()
+    expected = truth(tensors, case)
+    ours, naive = (
+        rms_errors(found, expected) for found in (computed(tensors, case, backend="cpu"), truth(tensors, case, None))
+    )
+    assert ours["weight"] <= 1.1 * naive["weight"]
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("output", range(3), ids=OUTPUTS)
