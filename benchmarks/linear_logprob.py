@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -157,10 +157,11 @@ def _memory(device: str, peak: bool) -> int:
         if not peak:
             torch.cuda.reset_peak_memory_stats()
         return torch.cuda.max_memory_allocated()
-    if peak:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    if not peak:
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak starts anew from here
+    with open("/proc/self/status") as file:
+        return int(re.search(r"VmHWM:\s+(\d+)", file.read())[1]) * 1024
 
 
 def main(
