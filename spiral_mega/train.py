@@ -37,7 +37,7 @@ def train(config: Config, runtime: Runtime) -> None:
                     run.telemetry.log(step, _evaluate(run))
                 if finished := step >= config.run.steps:
                     break
-                metrics = _train_step(run, step)
+                metrics = train_step(run, step)
                 step += 1
                 run.telemetry.log(step, metrics)
                 check_mismatch(metrics, config.rollout)
@@ -55,7 +55,7 @@ def train(config: Config, runtime: Runtime) -> None:
         summarise(run.folder)
 
 
-def _train_step(run: Run, step: int) -> dict[str, float]:
+def train_step(run: Run, step: int) -> dict[str, float]:
     """One step of the algorithm, from `step` updates to the next; its metrics. Raises Interrupted, state as before."""
     config, timer = run.config, run.timer
     sampler_before = run.sampler.state_dict()
