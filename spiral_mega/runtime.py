@@ -34,15 +34,14 @@ class Runtime:
         return self.rank == 0
 
     def packed_attention(self, dtype: torch.dtype) -> str:
-        """The attention for packed sequences that suits the device: flash-attn's kernels take half precision only."""
-        half = dtype in (torch.bfloat16, torch.float16)
-        if self.device.type == "cuda" and half:
+        """The tree attention that suits the device: flash-attn's kernels take half precision only."""
+        if self.device.type != "cuda":
+            return "tree_torch"
+        if dtype in (torch.bfloat16, torch.float16):
             if is_flash_attn_2_available():
-                return "flash_attention_2"
-            log.warning(
-                "flash-attn is not installed: packed sequences go through SDPA, group by group, which is slower"
-            )
-        return "segment_sdpa"
+                return "tree_varlen"
+            log.warning("flash-attn is not installed: token trees go through FlexAttention, which is slower")
+        return "tree_flex"
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
         """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.

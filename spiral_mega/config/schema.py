@@ -47,13 +47,17 @@ class PolicyConfig(Section):
     param_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Compute type; master weights, gradients' reduction and optimizer stay float32."
     )
-    attention: str = Field(
+    attention: Literal["auto", "tree_torch", "tree_varlen", "tree_flex"] = Field(
         default="auto",
-        description="auto: flash_attention_2 on GPU in bfloat16, segment-wise SDPA otherwise; or an attention by name.",
+        description="Attention over token trees by torch (CPU), flash-attn's varlen kernels (GPU, bfloat16) or "
+        "FlexAttention (GPU); auto: what suits device and compute type.",
     )
     activation_checkpointing: bool = False
     microbatch_tokens: int = Field(
-        default=16384, gt=0, description="Tokens in one micro-batch on one rank; no sequence may be longer."
+        default=16384,
+        gt=0,
+        description="Distinct tokens in one micro-batch on one rank; what a draw's sequences share counts once, and "
+        "no sequence may be longer.",
     )
 
 

@@ -96,7 +96,9 @@ def train(
 def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) -> list[Sequence]:
     """`count` sequences of ragged length, the first with a response of one token, of two components.
 
-    Their sampler is the model at `folder` with errors of its own, so that ratios differ from 1.
+    Of a draw's three, the second continues the first's prompt, and the third's prompt is as much of the first as it
+    can hold, so that they form a tree. Their sampler is the model at `folder` with errors of
+    its own, so that ratios differ from 1.
     """
     rng = random.Random(seed)
     model = load_model(folder)
@@ -104,6 +106,10 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) 
     for i in range(count):
         prompt, response = rng.randint(1, 14), 1 if i == 0 else rng.randint(2, 16)
         tokens = [rng.randrange(FIRST_WORD_ID, VOCAB) for _ in range(prompt + response)]
+        if i % 3:
+            first = sequences[-(i % 3)]
+            shared = first.prompt_ids if i % 3 == 1 else [*first.prompt_ids, *first.response_ids][:14]
+            tokens, prompt = [*shared, *tokens[-response:]], len(shared)
         bare = Sequence(
             key=(i // 3, i % 3),
             prompt_ids=tokens[:prompt],

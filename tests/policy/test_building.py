@@ -36,9 +36,9 @@ def test_dropout_of_the_model_config_is_off(tmp_path: Path, runtime: Runtime) ->
 
 def test_attention_can_be_named(tmp_path: Path, runtime: Runtime) -> None:
     folder = save_tiny_model(tmp_path / "model")
-    config = make_config(folder, policy={"attention": "segment_sdpa"})
+    config = make_config(folder, policy={"attention": "tree_flex"})
     model = build_model(config.model, config.policy, runtime, seed=0)
-    assert model.config._attn_implementation == "segment_sdpa"
+    assert model.config._attn_implementation == "tree_flex"
 
 
 def test_unknown_lora_target_names_the_layers_that_exist(tmp_path: Path, runtime: Runtime) -> None:

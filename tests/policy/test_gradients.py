@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from spiral_mega.packing.tree import build_tree
 from tests.policy.cases import BF16, GRADIENTS, SPLITS, Lab
 from tests.policy.reference import gradients_of
 
@@ -57,7 +58,7 @@ def test_tokens_without_a_sampler_logprob_are_counted_and_left_out(lab: Lab, nam
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_micro_batches_were_few_or_many_as_the_budget_asked(lab: Lab, world_size: int) -> None:
     found = lab.results[world_size][0]["gradients: tied head"]
-    tokens = sum(sequence.num_tokens for sequence in lab.sequences(GRADIENTS["tied head"]))
+    tokens = build_tree(lab.sequences(GRADIENTS["tied head"])).num_tokens
     assert found["one budget for all"]["metrics"]["optim/microbatches"] == 1
     assert found["many micro-batches"]["metrics"]["optim/microbatches"] >= tokens / (30 * world_size) > 1
 
@@ -110,6 +111,6 @@ def test_bf16_computes_close_to_float32_and_keeps_float32_masters(lab: Lab, worl
     found = results["many micro-batches"]
     difference = torch.cat([(found["gradients"][name] - g).flatten() for name, g in expected.items()])
     relative = float(difference.norm() / torch.cat([g.flatten() for g in expected.values()]).norm())
-    assert 1e-4 < relative < 0.03  # bf16 has 8 bits of mantissa; below 1e-4 it was not bf16 that computed
+    assert 1e-4 < relative < 0.04  # transformers alone in bf16: 0.037; below 1e-4 it was not bf16 that computed
     assert found["metrics"]["train/loss"] == pytest.approx(loss, abs=0.02)
     assert {g.dtype for g in found["gradients"].values()} == {torch.float32}

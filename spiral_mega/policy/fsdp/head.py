@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from spiral_mega.errors import UserError
 from spiral_mega.kernels import linear_logprob
-from spiral_mega.packing.flat import PackedBatch
+from spiral_mega.packing.batch import TreeBatch
 from spiral_mega.policy.lora import ADAPTER
 
 
@@ -84,17 +84,18 @@ def register_logprobs(model: Any, form: LogitForm) -> None:
     """Give `model`, sharded by FSDP, a method `logprobs(batch, temperature)`, before and after which FSDP gathers and
     frees weights as it does for forward; see `_logprobs`."""
 
-    def logprobs(self: Any, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self: Any, batch: TreeBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         return _logprobs(self.get_base_model() if isinstance(self, PeftModel) else self, form, batch, temperature)
 
     model.logprobs = MethodType(logprobs, model)
     register_fsdp_forward_method(model, "logprobs")
 
 
-def _logprobs(model: Any, form: LogitForm, batch: PackedBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs [R] of the response tokens under softmax(logits / temperature), and entropies [R], without gradient.
+def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs [U] of the distinct response tokens under softmax(logits / temperature), and entropies [U], without
+    gradient.
 
-    Only the R rows that predict a response token reach the head.
+    Only the U rows that predict a response token reach the head.
     """
     hidden = model.base_model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()

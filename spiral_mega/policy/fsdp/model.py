@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-import spiral_mega.packing.segment_attention  # noqa: F401  (registers segment_sdpa)
 from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
+from spiral_mega.packing.attention import check_model
 from spiral_mega.policy.fsdp.head import read_logit_form, register_logprobs
 from spiral_mega.policy.lora import add_lora
 from spiral_mega.runtime import Runtime
@@ -46,12 +46,13 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     accelerator.
     """
     hf_config = read_model_config(model_config.path)
-    attention = config.attention
+    attention: str = config.attention
     if attention == "auto":
         attention = runtime.packed_attention(getattr(torch, config.param_dtype))
     try:
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
+        check_model(model)
     except (ValueError, ImportError) as error:
         raise UserError(
             f"the model at {model_config.path} cannot be built with policy.attention {config.attention!r} ({error}): "

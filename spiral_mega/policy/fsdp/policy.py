@@ -17,7 +17,7 @@ from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.checkpoint.export import save_pretrained
 from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks, sum_over_ranks
-from spiral_mega.packing.flat import PackedBatch, pack
+from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
 from spiral_mega.policy.fsdp.weights import adapter_weights, full_weights
@@ -118,11 +118,15 @@ class FsdpPolicy:
         lora = self.config.model.lora is not None
         return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
 
-    def _forward(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs [R] of the response tokens, and entropies [R] where they are predicted."""
-        return self.model.logprobs(batch, self.config.rollout.temperature)
+    def _forward(self, batch: TreeBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs [R] of the response tokens, and entropies [R] where they are predicted.
 
-    def _accumulate(self, batch: PackedBatch, totals: _Totals) -> None:
+        Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
+        """
+        logprobs, entropy = self.model.logprobs(batch, self.config.rollout.temperature)
+        return logprobs[batch.reads], entropy[batch.reads]
+
+    def _accumulate(self, batch: TreeBatch, totals: _Totals) -> None:
         """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
         logprobs, entropy = self._forward(batch)
         tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)

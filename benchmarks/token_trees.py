@@ -1,0 +1,208 @@
+"""Tokens, time and memory of one training step on one problem: padded, packed flat, and packed as a token tree.
+
+    python -m benchmarks.token_trees                              # the paper's shape, traces of 256 tokens
+    python -m benchmarks.token_trees --shortest 128               # traces of 128 to 256 tokens
+    python -m benchmarks.token_trees --shape grpo --prompt 512    # 16 responses to one prompt
+    python -m benchmarks.token_trees --build                      # trees of 256 problems at the paper's full lengths
+
+Forward and backward of a small Qwen3 with the policy's fused head, float32, micro-batches of at most `--budget` tokens.
+One thread: CPU time leaves out what others take of a busy machine, and wall time stands beside it. Every run is a
+process of its own, and a round runs each contender once, so that a drift of the machine's speed meets them all. Padding
+is to the longest sequence of the problem, behind the sequence, where causality hides it without a mask. Flat is a
+forest of one tree a sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import spiral_mega.packing.attention  # noqa: F401  (registers tree_torch)
+from spiral_mega.kernels import linear_logprob
+from spiral_mega.packing.balance import Branch, cut
+from spiral_mega.packing.batch import pack
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.tree import build_tree, sort_tokens
+
+VOCAB = 8192
+MODEL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+CONTENDERS = ("padded", "flat", "tree")
+
+
+def spiral_problem(prompt: int, shortest: int, longest: int, *, draw: int = 0, vocab: int = VOCAB) -> list[Sequence]:
+    """N1 = 8 search traces, K = 4 sets of n = 4 of them in random order, N2 = 4 aggregation traces each."""
+    rng = random.Random(draw)
+    text = lambda length: [rng.randrange(vocab) for _ in range(length)]  # noqa: E731
+    start = text(prompt)
+    traces = [text(rng.randint(shortest, longest)) for _ in range(8)]
+    pairs = [(start, trace) for trace in traces]
+    for _ in range(4):
+        context = [*start, *text(8), *(token for i in rng.sample(range(8), 4) for token in traces[i])]
+        pairs += [(list(context), text(rng.randint(shortest, longest))) for _ in range(4)]
+    return [_sequence(draw, i, *pair) for i, pair in enumerate(pairs)]
+
+
+def grpo_problem(prompt: int, shortest: int, longest: int) -> list[Sequence]:
+    """16 responses to one prompt."""
+    rng = random.Random(0)
+    text = lambda length: [rng.randrange(VOCAB) for _ in range(length)]  # noqa: E731
+    start = text(prompt)
+    return [_sequence(0, i, start, text(rng.randint(shortest, longest))) for i in range(16)]
+
+
+def _sequence(draw: int, index: int, prompt: list[int], response: list[int]) -> Sequence:
+    return Sequence((draw, index), prompt, response, [-9.0] * len(response), 1.0 - 2.0 * (index % 2), 1e-3)
+
+
+def micro_batches(sequences: list[Sequence], budget: int) -> Iterator[list[Sequence]]:
+    """The parts of each draw's tree, as many in a micro-batch as fit, in order."""
+    batch: list[Sequence] = []
+    room = budget
+    for draw in sorted({s.key[0] for s in sequences}):
+        members = [s for s in sequences if s.key[0] == draw]
+        tokens, order, shared = sort_tokens(members)
+        branches = [Branch(members[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]
+        for part in cut(branches, budget):
+            if part.tokens > room:
+                yield batch
+                batch, room = [], budget
+            batch += [s for s in members if s.key in part.keys]
+            room -= part.tokens
+    yield batch
+
+
+def run_packed(model: Any, sequences: list[Sequence], budget: int) -> tuple[int, float]:
+    tokens, total = 0, 0.0
+    for members in micro_batches(sequences, budget):
+        batch = pack(members)
+        hidden = model.model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
+        ).last_hidden_state[0, batch.rows]
+        logprobs = linear_logprob(hidden, model.lm_head.weight, batch.targets).logprob[batch.reads]
+        total += _learn(logprobs, batch.sampler_logprobs, batch.advantages, batch.weights)
+        tokens += batch.input_ids.numel()
+    return tokens, total
+
+
+def run_padded(model: Any, sequences: list[Sequence], budget: int) -> tuple[int, float]:
+    longest = max(s.num_tokens for s in sequences)
+    at_once = max(1, budget // longest)
+    total = 0.0
+    for first in range(0, len(sequences), at_once):
+        members = sequences[first : first + at_once]
+        ids = torch.zeros(len(members), longest, dtype=torch.long)
+        learnt = torch.zeros(len(members), longest, dtype=torch.bool)
+        for row, s in enumerate(members):
+            ids[row, : s.num_tokens] = torch.tensor([*s.prompt_ids, *s.response_ids])
+            learnt[row, len(s.prompt_ids) - 1 : s.num_tokens - 1] = True
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[learnt]
+        targets = torch.tensor([token for s in members for token in s.response_ids])
+        counts = torch.tensor([len(s.response_ids) for s in members])
+        each = [torch.tensor(values).repeat_interleave(counts) for values in
+                ([-9.0] * len(members), [s.advantage for s in members], [s.weight for s in members])]  # fmt: skip
+        total += _learn(linear_logprob(hidden, model.lm_head.weight, targets).logprob, *each)
+    return len(sequences) * longest, total
+
+
+def _learn(logprobs: torch.Tensor, sampler: torch.Tensor, advantages: torch.Tensor, weights: torch.Tensor) -> float:
+    loss = -(weights * advantages * (logprobs - sampler).exp()).sum()
+    torch.autograd.backward(loss)
+    return loss.item()
+
+
+def measure(name: str, sequences: list[Sequence], budget: int) -> dict[str, float]:
+    """One step after a warm-up on two short sequences: wall and CPU s, MiB above the idle process, tokens, loss,
+    |gradient|."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**MODEL, attn_implementation="sdpa" if name == "padded" else "tree_torch"))
+    run = run_padded if name == "padded" else run_packed
+    if name == "flat":
+        sequences = [replace(s, key=(i, 0)) for i, s in enumerate(sequences)]
+    run(
+        model, [replace(s, prompt_ids=[1, 2], response_ids=[3], sampler_logprobs=[-9.0]) for s in sequences[:2]], budget
+    )
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, cpu_start = time.perf_counter(), time.process_time()
+    tokens, loss = run(model, sequences, budget)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
+    return {"s": seconds, "cpu": cpu_seconds, "MiB": (peak - idle) / 1024, "tokens": tokens, "loss": loss, "norm": norm}
+
+
+def time_building(problems: int = 256, *, sample: int = 16) -> None:
+    """Of `sample` problems with traces of 4096 tokens, one by one; extrapolated to `problems`."""
+    seconds = flat = distinct = 0.0
+    for draw in range(sample):
+        sequences = spiral_problem(256, 4096, 4096, draw=draw, vocab=151_936)
+        start = time.perf_counter()
+        distinct += build_tree(sequences).num_tokens
+        seconds += time.perf_counter() - start
+        flat += sum(s.num_tokens for s in sequences)
+    scale = problems / sample
+    print(f"{problems} problems, {scale * flat / 1e6:.0f} M tokens flat, {scale * distinct / 1e6:.0f} M in trees")
+    print(f"built in {scale * seconds:.1f} s (measured on {sample} of them, {seconds:.2f} s); load {os.getloadavg()}")
+
+
+def main(
+    shape: str = "spiral",
+    prompt: int = 64,
+    shortest: Annotated[int, typer.Option(help="Tokens of the shortest trace.")] = 256,
+    longest: Annotated[int, typer.Option(help="Tokens of the longest trace.")] = 256,
+    budget: Annotated[int, typer.Option(help="Tokens in a micro-batch.")] = 12_288,
+    rounds: int = 3,
+    build: bool = False,
+    only: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    if build:
+        return time_building()
+    make = {"spiral": spiral_problem, "grpo": grpo_problem}[shape]
+    if only:
+        print(json.dumps(measure(only, make(prompt, shortest, longest), budget)))
+        return None
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for _ in range(rounds):
+        for name in CONTENDERS:
+            command = [sys.executable, "-m", "benchmarks.token_trees", *sys.argv[1:], "--only", name]
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            results[name].append(json.loads(output.splitlines()[-1]))
+            print(f"  {name:7} {results[name][-1]['cpu']:7.2f} s of CPU, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"{shape}, traces of {shortest} to {longest} tokens; medians of {rounds} rounds")
+    print(f"{'':8}{'tokens':>8}{'wall s':>8}{'CPU s':>8}{'MiB':>7}{'CPU / tree':>12}{'loss':>14}{'|gradient|':>14}")
+    base = statistics.median(run["cpu"] for run in results["tree"])
+    for name, runs in results.items():
+        m = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        row = f"{name:8}{m['tokens']:8.0f}{m['s']:8.2f}{m['cpu']:8.2f}{m['MiB']:7.0f}{m['cpu'] / base:12.2f}"
+        print(f"{row}{m['loss']:14.6e}{m['norm']:14.6e}")
+    return None
+
+
+if __name__ == "__main__":
+    typer.run(main)

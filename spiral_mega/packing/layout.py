@@ -1,0 +1,137 @@
+"""Which rows of a token tree attend to which, as blocks that variable-length attention kernels take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from spiral_mega.packing.tree import Ints
+
+Rows = slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of attention: the queries at `rows`, of which block b has [bounds_q[b], bounds_q[b + 1]), against the
+    keys at `cols`, of which it has [bounds_k[b], bounds_k[b + 1]).
+
+    `causal`: the last query of a block sees its last key, the one before it all but that, and so on; else every query
+    sees every key. No block is empty. `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
+    """
+
+    rows: Rows
+    cols: Rows
+    bounds_q: list[int]
+    bounds_k: list[int]
+    cu_q: torch.Tensor
+    cu_k: torch.Tensor
+    causal: bool
+
+    @property
+    def max_q(self) -> int:
+        return max(b - a for a, b in pairwise(self.bounds_q))
+
+    @property
+    def max_k(self) -> int:
+        return max(b - a for a, b in pairwise(self.bounds_k))
+
+
+class Segment(NamedTuple):
+    """A maximal unbranched run of rows [start, stop); its descendants are the rows [stop, end). `level`: segments
+    above it; `path`: their indices, from the root."""
+
+    start: int
+    stop: int
+    end: int
+    path: tuple[int, ...]
+
+
+class TreeLayout:
+    """The attention of a forest with `depth` and `subtree_end` [T], for tensors on `device`.
+
+    Not a dataclass: FSDP would take one apart and build it anew at every layer.
+    """
+
+    def __init__(self, depth: Ints, subtree_end: Ints, device: torch.device | None = None) -> None:
+        self.depth, self.subtree_end = depth, subtree_end
+        self.device = device or torch.device("cpu")
+        self.segments = find_segments(depth, subtree_end)
+        self._blocks: dict[int | None, list[Blocks]] = {}
+        self.masks: dict[int | None, Any] = {}  # FlexAttention's block masks by window, made where they are used
+
+    def to(self, device: torch.device) -> TreeLayout:
+        return TreeLayout(self.depth, self.subtree_end, device)
+
+    def blocks(self, window: int | None = None) -> list[Blocks]:
+        """Blocks that together hold every pair of the tree once. The first has all rows in order.
+
+        Without `window`: each segment against itself, then level by level, descendants against the segment. A token
+        that sees only the `window` last of its path, itself among them, has them in one block of gathered keys.
+        """
+        if window is not None and window > int(self.depth.max()):
+            window = None
+        if window not in self._blocks:
+            self._blocks[window] = self._by_level() if window is None else [self._by_path(window)]
+        return self._blocks[window]
+
+    def _by_level(self) -> list[Blocks]:
+        own = [range(s.start, s.stop) for s in self.segments]
+        blocks = [self._make(own, own, causal=True)]
+        inner = [s for s in self.segments if s.end > s.stop]
+        for level in range(max((len(s.path) for s in inner), default=-1) + 1):
+            members = [s for s in inner if len(s.path) == level]
+            below = [range(s.stop, s.end) for s in members]
+            blocks.append(self._make(below, [range(s.start, s.stop) for s in members], causal=False))
+        return blocks
+
+    def _by_path(self, window: int) -> Blocks:
+        own, seen = [], []
+        for segment in self.segments:
+            own.append(range(segment.start, segment.stop))
+            missing = min(window - 1, int(self.depth[segment.start]))
+            above: list[range] = []
+            for i in reversed(segment.path):
+                start, stop = max(self.segments[i].start, self.segments[i].stop - missing), self.segments[i].stop
+                above.insert(0, range(start, stop))
+                missing -= stop - start
+            seen.append([*above, own[-1]])
+        return self._make(own, seen, causal=True)
+
+    def _make(self, rows: list[range], cols: list[range] | list[list[range]], *, causal: bool) -> Blocks:
+        nested = [c if isinstance(c, list) else [c] for c in cols]
+        bounds_q = np.cumsum([0, *map(len, rows)])
+        bounds_k = np.cumsum([0, *(sum(map(len, each)) for each in nested)])
+        return Blocks(
+            rows=self._index(rows),
+            cols=self._index([r for each in nested for r in each]),
+            bounds_q=bounds_q.tolist(),
+            bounds_k=bounds_k.tolist(),
+            cu_q=torch.from_numpy(bounds_q).to(self.device, torch.int32),
+            cu_k=torch.from_numpy(bounds_k).to(self.device, torch.int32),
+            causal=causal,
+        )
+
+    def _index(self, ranges: list[range]) -> Rows:
+        """A slice where the ranges follow one another, so that nothing is copied."""
+        ranges = [r for r in ranges if len(r)]
+        if all(a.stop == b.start for a, b in pairwise(ranges)):
+            return slice(ranges[0].start, ranges[-1].stop)
+        return torch.from_numpy(np.concatenate([np.arange(r.start, r.stop) for r in ranges])).to(self.device)
+
+
+def find_segments(depth: Ints, subtree_end: Ints) -> list[Segment]:
+    """Every maximal unbranched run, in order."""
+    follows = (depth[1:] == depth[:-1] + 1) & (subtree_end[1:] == subtree_end[:-1])
+    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1]).tolist()
+    segments: list[Segment] = []
+    path: list[int] = []
+    for start, stop in zip(starts, [*starts[1:], len(depth)], strict=True):
+        while path and segments[path[-1]].end <= start:
+            path.pop()
+        segments.append(Segment(start, stop, int(subtree_end[start]), tuple(path)))
+        path.append(len(segments) - 1)
+    return segments
