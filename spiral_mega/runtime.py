@@ -33,15 +33,20 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def packed_attention(self, dtype: torch.dtype) -> str:
-        """The tree attention that suits the device: flash-attn's kernels take half precision only."""
-        if self.device.type != "cuda":
-            return "tree_torch"
-        if dtype in (torch.bfloat16, torch.float16):
-            if is_flash_attn_2_available():
-                return "tree_varlen"
-            log.warning("flash-attn is not installed: token trees go through FlexAttention, which is slower")
-        return "tree_flex"
+    def packed_attention(self, dtype: torch.dtype, wanted: str = "auto") -> str:
+        """The tree attention `wanted`, or the one that suits the device; UserError where `wanted` cannot run."""
+        cuda = self.device.type == "cuda"
+        half = dtype in (torch.bfloat16, torch.float16)
+        flash = cuda and half and is_flash_attn_2_available()
+        if wanted == "auto":
+            if cuda and half and not flash:
+                log.warning("flash-attn is not installed: token trees go through FlexAttention, which is slower")
+            return "tree_varlen" if flash else "tree_flex" if cuda else "tree_torch"
+        if wanted == "tree_varlen" and not flash:
+            raise UserError("policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto")
+        if wanted == "tree_flex" and not cuda:
+            raise UserError("policy.attention is 'tree_flex', which has no backward pass without a GPU: use auto")
+        return wanted
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
         """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.

@@ -91,7 +91,7 @@ def distribute(local: list[Sequence], budget: int) -> list[list[Sequence]]:
     draws = defaultdict(list)
     for sequence in sorted(gathered, key=lambda s: s.key):
         draws[sequence.key[0]].append(sequence)
-    trees = [tree for part in gather_objects([_branches(draw) for draw in draws.values()]) for tree in part]
+    trees = [tree for part in gather_objects([branches_of(draw) for draw in draws.values()]) for tree in part]
     plan = plan_microbatches(sorted(trees, key=lambda tree: min(b.key for b in tree)), budget, world_size)
     by_key = {sequence.key: sequence for sequence in gathered}
     arrived = exchange([[by_key[k] for members in rank for k in members if k in by_key] for rank in plan])
@@ -99,7 +99,8 @@ def distribute(local: list[Sequence], budget: int) -> list[list[Sequence]]:
     return [[by_key[key] for key in members] for members in plan[dist.get_rank()]]
 
 
-def _branches(draw: list[Sequence]) -> list[Branch]:
+def branches_of(draw: list[Sequence]) -> list[Branch]:
+    """The sequences of one draw as `cut` and the plan take them."""
     tokens, order, shared = sort_tokens(draw)
     return [Branch(draw[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]
 

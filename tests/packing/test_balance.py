@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.packing.balance import ATTENTION_TOKENS, Branch, cut, plan_microbatches
+from spiral_mega.packing.balance import ATTENTION_TOKENS, Branch, branches_of, cut, plan_microbatches
 from spiral_mega.packing.sequences import Sequence
-from spiral_mega.packing.tree import build_tree, sort_tokens
+from spiral_mega.packing.tree import build_tree
 from tests.packing.random_trees import draws, make
 from tests.support.ranks import run_ranks
 
@@ -106,11 +106,9 @@ def _sizes(tree: list[Branch], places: list[int]) -> list[int]:
 @given(draws(vocab=2, longest=12))
 def test_planned_tokens_are_those_of_the_trees_that_are_built(sequences: list[Sequence]) -> None:
     sequences = [s for s in sequences if s.key[0] == sequences[0].key[0]]
-    tokens, order, shared = sort_tokens(sequences)
-    branches = [Branch(sequences[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]
     by_key = {s.key: s for s in sequences}
-    for budget in {max(map(len, tokens)) + spare for spare in (0, 5, 1000)}:
-        for part in cut(branches, budget):
+    for budget in {max(s.num_tokens for s in sequences) + spare for spare in (0, 5, 1000)}:
+        for part in cut(branches_of(sequences), budget):
             tree = build_tree([by_key[key] for key in part.keys])
             assert tree.num_tokens == part.tokens
             # A token at depth d costs itself and 2 d + 1 half pairs of attention.

@@ -21,10 +21,9 @@ from transformers import (
 )
 
 from spiral_mega.packing.attention import check_model
-from spiral_mega.packing.balance import Branch, cut
+from spiral_mega.packing.balance import branches_of, cut
 from spiral_mega.packing.batch import pack
 from spiral_mega.packing.sequences import Sequence
-from spiral_mega.packing.tree import sort_tokens
 from tests.packing.random_trees import draws, make
 
 VOCAB = 13
@@ -154,11 +153,9 @@ def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences:
 def test_the_gradient_is_the_same_wherever_the_tree_is_cut(sequences: list[Sequence], spare: int) -> None:
     sequences = [s for s in sequences if s.key[0] == sequences[0].key[0]]
     total, expected = expected_of("qwen3", sequences)
-    tokens, order, shared = sort_tokens(sequences)
-    branches = [Branch(sequences[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]
     by_key = {s.key: s for s in sequences}
     model = model_of("qwen3", "tree_torch")
-    parts = cut(branches, max(map(len, tokens)) + spare)
+    parts = cut(branches_of(sequences), max(s.num_tokens for s in sequences) + spare)
     found = torch.stack([loss_of_tree(model, [by_key[key] for key in part.keys]) for part in parts]).sum()
     assert found.item() == pytest.approx(float(total), rel=1e-10, abs=1e-10)
     assert_same(gradients(model, found), expected, 1e-10)

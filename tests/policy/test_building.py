@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MambaConfig
 
 from spiral_mega.errors import UserError
 from spiral_mega.policy.fsdp.model import build_model
@@ -14,7 +15,7 @@ from spiral_mega.runtime import Runtime, start_runtime
 from tests.policy.cases import Lab
 from tests.policy.reference import gradients_of, load_model, make_sequences
 from tests.support.configs import make_config
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import VOCAB, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,22 @@ def test_dropout_of_the_model_config_is_off(tmp_path: Path, runtime: Runtime) ->
 
 def test_attention_can_be_named(tmp_path: Path, runtime: Runtime) -> None:
     folder = save_tiny_model(tmp_path / "model")
-    config = make_config(folder, policy={"attention": "tree_flex"})
+    config = make_config(folder, policy={"attention": "tree_torch"})
     model = build_model(config.model, config.policy, runtime, seed=0)
-    assert model.config._attn_implementation == "tree_flex"
+    assert model.config._attn_implementation == "tree_torch"
+
+
+@pytest.mark.parametrize("name", ["tree_varlen", "tree_flex"])
+def test_an_attention_that_cannot_run_here_is_refused(name: str, tmp_path: Path, runtime: Runtime) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    with pytest.raises(UserError, match=rf"policy\.attention is '{name}'.* GPU"):
+        FsdpPolicy(make_config(folder, policy={"attention": name}), runtime)
+
+
+def test_a_model_that_token_trees_cannot_follow_is_refused(tmp_path: Path, runtime: Runtime) -> None:
+    MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"Mamba.*token trees cannot follow"):
+        FsdpPolicy(make_config(tmp_path), runtime)
 
 
 def test_unknown_lora_target_names_the_layers_that_exist(tmp_path: Path, runtime: Runtime) -> None:

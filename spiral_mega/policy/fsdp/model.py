@@ -46,9 +46,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     accelerator.
     """
     hf_config = read_model_config(model_config.path)
-    attention: str = config.attention
-    if attention == "auto":
-        attention = runtime.packed_attention(getattr(torch, config.param_dtype))
+    attention = runtime.packed_attention(getattr(torch, config.param_dtype), config.attention)
     try:
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
