@@ -28,6 +28,7 @@ from spiral_mega.distributed import gather_objects, max_over_ranks, sum_over_ran
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.engine import RolloutEngine, Sample
 from spiral_mega.rollout.episode_run import EpisodeRun, Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.weights import pretrained_weights
@@ -40,8 +41,8 @@ Episodes = list[tuple[int, Episode]]
 
 
 def main(
-    problems: Annotated[int, typer.Option(help="problems of a step, over all ranks")] = 16,
-    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 256,
+    problems: Annotated[int, typer.Option(help="problems of a step, over all ranks")] = 8,
+    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 512,
     turns: Annotated[int, typer.Option(help="runs of each way; figures are their medians")] = 5,
 ) -> None:
     """Time a SPIRAL rollout step, with and without a barrier between search and aggregation."""
@@ -57,13 +58,12 @@ def main(
                 "barrier": lambda: in_two_phases(pipeline, tasks),
                 "streaming": lambda: pipeline.run(tasks, aggregates=True),
             }
-            empty_cache = lambda: engine.load_weights(pretrained_weights(config.model.path))  # noqa: E731
-            found = {name: timed(way, empty_cache) for name, way in ways.items()}  # also the warm-up
+            found = {name: timed(way, engine, config.model.path) for name, way in ways.items()}  # also the warm-up
             same = tokens(found["barrier"][0]) == tokens(found["streaming"][0])
             times: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in ways}
             for turn in range(turns):
                 for name in sorted(ways, reverse=bool(turn % 2)):
-                    times[name].append(timed(ways[name], empty_cache)[1])
+                    times[name].append(timed(ways[name], engine, config.model.path)[1])
             report(runtime, found["streaming"][0], times, same)
         engine.close()
 
@@ -88,14 +88,24 @@ def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
     return [(index, run.finish()) for index, run in runs.items()]
 
 
-def timed(way: Callable[[], Episodes], empty_cache: Callable[[], None]) -> tuple[Episodes, np.ndarray[Any, Any]]:
-    """What `way` gives from an empty prefix cache; its wall-clock time over all ranks, and CPU-seconds of all ranks."""
-    empty_cache()
+def timed(way: Callable[[], Episodes], engine: RolloutEngine, folder: str) -> tuple[Episodes, np.ndarray[Any, Any]]:
+    """What `way` gives from an empty prefix cache; wall-clock time, CPU-seconds of all ranks, and the largest number of
+    steps that an engine took, which is what counts where a step costs the same whatever the batch."""
+    engine.load_weights(pretrained_weights(folder))  # which empties the cache
+    taken, plain = 0, type(engine).step
+
+    def step() -> list[Sample]:
+        nonlocal taken
+        taken += 1
+        return plain(engine)
+
+    engine.step = step  # type: ignore[method-assign]
     dist.barrier()
     wall, cpu = time.perf_counter(), time.process_time()
     episodes = way()
-    spent = max_over_ranks({"wall": time.perf_counter() - wall})
-    return episodes, np.array([spent["wall"], sum_over_ranks({"cpu": time.process_time() - cpu})["cpu"]])
+    cpu = time.process_time() - cpu
+    spent = max_over_ranks({"wall": time.perf_counter() - wall, "steps": taken})
+    return episodes, np.array([spent["wall"], sum_over_ranks({"cpu": cpu})["cpu"], spent["steps"]])
 
 
 def tokens(episodes: Episodes) -> list[list[int]]:
@@ -119,8 +129,8 @@ def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarra
     print(f"{runtime.world_size} ranks, {totals['traces']:.0f} traces of {totals['response']:.0f} tokens; "
           f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; the same traces both ways: {same}")  # fmt: skip
     print(f"prompts: {totals['prompt']:.0f} tokens, {totals['cached'] / totals['prompt']:.1%} from the prefix cache")
-    for name, (wall, cpu) in medians.items():
-        print(f"{name:10} {wall:7.2f} s wall {cpu:7.2f} CPU-s")
+    for name, (wall, cpu, steps) in medians.items():
+        print(f"{name:10} {wall:7.2f} s wall {cpu:7.2f} CPU-s {steps:6.0f} steps of the busiest engine")
     ratios = [b[0] / s[0] for b, s in zip(times["barrier"], times["streaming"], strict=True)]
     print(f"barrier / streaming, wall: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
 
@@ -144,7 +154,8 @@ def _config(folder: Path, longest: int) -> Config:
             "rollout": {
                 "engine": "vllm",
                 "kv_cache_mb": 512,
-                "max_batch": 256, "exchange_steps": 16,
+                "max_batch": 256,
+                "exchange_steps": 16,
                 "max_response_tokens": longest,
                 "max_context_tokens": 32 + 6 * longest,
             },
