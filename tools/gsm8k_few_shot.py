@@ -25,9 +25,7 @@ def read_rows(path: Path) -> list[Row]:
         for row in rows:
             row["solution"], row["result"] = (part.strip() for part in row["answer"].rsplit("####", 1))
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(
-            f"error: {path} is not GSM8K as JSON lines, question and answer with #### ({error!r})"
-        )
+        sys.exit(f"error: {path} is not GSM8K as JSON lines, question and answer with #### ({error!r})")
     return rows
 
 
