@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import sys
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1)  # where it hangs, if it does
 sys.path.insert(0, {folder!r})
 print("main runs", flush=True)
 from spiral_mega.rewards import Verifier
@@ -38,12 +39,11 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("ending", ["killed", "terminated", "interrupted", "end of script"])
-def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str) -> None:
+def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str, tmp_path: Path) -> None:
     last = "" if ending == "end of script" else "time.sleep(600)"
     script = SCRIPT.format(folder=str(Path(__file__).parent)) + "print('ready', flush=True)\n" + last
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    errors = (tmp_path / "errors").open("w+")
+    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=errors, text=True)
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == "main runs\n"
@@ -54,7 +54,13 @@ def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str) -> No
         if ending in signals:
             assert all(alive(pid) for pid in pids)
             os.kill(trainer.pid, signals[ending])
-        trainer.wait(15)
+        try:
+            trainer.wait(15)
+        except subprocess.TimeoutExpired:
+            trainer.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            errors.seek(0)
+            pytest.fail(f"the trainer did not end:\n{errors.read()}")
         deadline = time.monotonic() + 5
         while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -22,6 +22,7 @@ def trace(component: str, index: int, set_index: int | None = None) -> Trace:
         verification="timeout",
         advantage=-0.125,
         gated=True,
+        cached_tokens=2,
     )
 
 
@@ -59,8 +60,8 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     assert first.pop("logprobs") == np.array([-0.1, -1e-7], dtype=np.float32).tolist()
     assert first == {
         "component": SEARCH, "index": 0, "set_index": None, "prompt_length": 3, "length": 2, "finish": "length",
-        "reward": 0.5, "verification": "timeout", "advantage": -0.125, "gated": True, "text": 'x = "½"\n',
-        "response_ids": [151_000, 7],
+        "reward": 0.5, "verification": "timeout", "advantage": -0.125, "gated": True, "cached_tokens": 2,
+        "text": 'x = "½"\n', "response_ids": [151_000, 7],
     }  # fmt: skip
 
 
