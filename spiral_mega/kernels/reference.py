@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from spiral_mega.kernels.logits import LinearLogprob, Logits, accumulator
 
@@ -20,4 +21,5 @@ def linear_logprob(logits: Logits, targets: torch.Tensor, with_entropy: bool) ->
     if with_entropy:
         # A token of probability 0 adds nothing; as 0 * -inf it would add NaN.
         entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)
-    return LinearLogprob(logprobs.gather(1, targets[:, None])[:, 0], values.logsumexp(-1), entropy)
+    of_targets = -functional.nll_loss(logprobs, targets.long(), reduction="none")  # no view, which FSDP would warn of
+    return LinearLogprob(of_targets, values.logsumexp(-1), entropy)
