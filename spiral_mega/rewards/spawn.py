@@ -12,7 +12,7 @@ from typing import Any
 _lock = Lock()
 
 
-class MainlessProcess(SpawnProcess):
+class _Process(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:
         with _lock:
@@ -31,4 +31,4 @@ class MainlessContext(SpawnContext):
     `if __name__ == "__main__"`. spawn tells the child of a main module by its file; here it finds an empty one.
     """
 
-    Process = MainlessProcess
+    Process = _Process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import active_children
-from threading import Lock, Thread
+from threading import Lock
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,12 +18,11 @@ from pebble import ProcessPool
 from spiral_mega.rewards import worker
 from spiral_mega.rewards.answers import normalize_answer
 from spiral_mega.rewards.kinds import check_kind
-from spiral_mega.rewards.spawn import MainlessContext, MainlessProcess
+from spiral_mega.rewards.spawn import MainlessContext
 
 Status = Literal["ok", "timeout", "crash", "error"]
 STATUSES: tuple[Status, ...] = ("ok", "timeout", "crash", "error")
 WORKER_MEMORY_BYTES = 2 * 1024**3
-STOP_S = 3.0  # that a Verifier which was never closed has to stop its processes as the interpreter ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,6 @@ class Verifier:
         self._keeper = ThreadPoolExecutor(1, "verifier-keeper")
         self._pool: ProcessPool | None = None
         self._keeper.submit(self._start_pool)
-        atexit.register(self._stop_at_exit)
 
     def submit(self, response: str, answer: Any, kind: str = "math") -> Future[Verdict]:
         """Start to verify `response`; the future's result is a Verdict, never an exception, unless `close` comes first.
@@ -118,7 +114,6 @@ class Verifier:
                 job.verdict.set_exception(RuntimeError("the Verifier was closed before this verification ended"))
         self._keeper.submit(self._stop_pool).result()
         self._keeper.shutdown()
-        atexit.unregister(self._stop_at_exit)
 
     def __enter__(self) -> Verifier:
         return self
@@ -145,24 +140,6 @@ class Verifier:
             self._pool.stop()
             self._pool.join()
             self._pool = None
-
-    def _stop_at_exit(self) -> None:
-        """Without `close`, the interpreter would wait for processes that pebble starts anew while it ends them.
-
-        By then the keeper is gone and its processes were killed, perhaps with pebble's lock in hand, so stopping may
-        hang: what is left after a while is killed, and pebble, whose threads are daemons, starts no other.
-        """
-        stopping = Thread(target=self._stop_pool, daemon=True)
-        try:
-            stopping.start()
-        except RuntimeError:  # from Python 3.12 on no thread starts this late
-            self._stop_pool()
-            return
-        stopping.join(STOP_S)
-        if stopping.is_alive():
-            for process in active_children():
-                if isinstance(process, MainlessProcess):
-                    process.kill()
 
     def _dispatch(self, job: _Job) -> None:
         if self._closed:

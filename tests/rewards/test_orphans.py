@@ -14,6 +14,7 @@ import pytest
 SCRIPT = """
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1)  # where it hangs, if it does
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite run in the background hands down a SIGINT ignored
 sys.path.insert(0, {folder!r})
 print("main runs", flush=True)
 from spiral_mega.rewards import Verifier
