@@ -53,7 +53,8 @@ def linear_logprob(
     gradients; gradients of hidden and u come back summed over the group. `vocab_size`: the number of real entries; rows
     of weight at or past it are padding, and count for nothing.
 
-    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when logits and weight are small.
+    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when logits and weight are small and of
+    full precision.
 
     Raises ValueError for shapes, types, temperature, softcap or backend that make no sense.
     """
@@ -112,8 +113,10 @@ def _choose(backend: Backend, logits: Logits, sharded: bool) -> str:
     if logits.terms[0].input.device.type == "cuda":
         return "triton"
     (rows, columns), features = logits.shape, logits.terms[0].input.shape[1]
+    # `cpu` rounds half-precision logits as the model's own head, and so an engine, does; `reference` does not.
+    half = logits.terms[0].input.dtype in (torch.bfloat16, torch.float16)
     small = columns * max(rows, features) <= PLAIN_ELEMENTS
-    return "reference" if small and not sharded else "cpu"
+    return "reference" if small and not half and not sharded else "cpu"
 
 
 def _module(name: str) -> ModuleType:

@@ -105,12 +105,7 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
             "algorithm.component_weights=unbiased",
             "algorithm.loss_reduction=token_mean",
         ),
-        (
-            "algorithm.loss=gspo",
-            "algorithm.target_length=5",
-            "policy.param_dtype=bfloat16",
-            "rollout.max_sync_gap=0.1",
-        ),
+        ("algorithm.loss=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
         ("algorithm.loss=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
     ],
     ids=["grpo", "balanced", "gspo", "cispo"],
