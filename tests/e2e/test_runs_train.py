@@ -37,9 +37,11 @@ def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_
         for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/draws", "reward/aggregation"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
         assert "sampler/canary_gap" not in ours
-    weights = [load_file(run.folder / "model" / "model.safetensors") for run in (recorded, replayed)]
-    # Adam makes a step of what is next to no gradient, and its rounding depends on the split: a tenth of lr, 1e-3.
-    assert all(torch.allclose(weights[0][name], weights[1][name], atol=1e-4) for name in weights[0])
+    folders = (Path("configs/demo/model"), recorded.folder / "model", replayed.folder / "model")
+    start, theirs, ours = (torch.cat([w.flatten() for _, w in sorted(load_file(folder / "model.safetensors").items())])
+                           for folder in folders)  # fmt: skip
+    # As a whole: Adam turns the rounding of what is next to no gradient into a step of its own.
+    assert float((ours - theirs).norm()) < 1e-3 * float((theirs - start).norm())
 
 
 def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
