@@ -1,10 +1,13 @@
-"""The Triton kernels on the GPU at hand, against float64 logits made whole. How long they take: benchmarks."""
+"""The Triton kernels on the GPU at hand: against float64 logits made whole, and beside the matrix products alone."""
 
 from __future__ import annotations
+
+import statistics
 
 import pytest
 import torch
 
+from benchmarks.linear_logprob import measure
 from spiral_mega.kernels import linear_logprob
 from tests.kernels.cases import EXTREME, HALF, OUTPUTS, RAGGED, Case, Tensors, arguments, computed, rms_errors, truth
 from tests.kernels.cases import within_bars as assert_within_bars
@@ -58,3 +61,17 @@ def test_the_logits_are_never_whole() -> None:
     linear_logprob(**arguments(tensors)).logprob.sum().backward()
     gradient = tensors["weight"].numel() * 2
     assert torch.cuda.max_memory_allocated() - before - gradient < case.T * case.V * 4 / 20
+
+
+@pytest.mark.parametrize(("hidden", "dtype"), [(1024, torch.bfloat16), (4096, torch.bfloat16), (1024, torch.float32)])
+def test_beside_the_four_products_alone(hidden: int, dtype: torch.dtype, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints the ratio of times, medians of alternating rounds; what is asserted is memory, which no load changes."""
+    tokens, vocab = 16_384, 151_936
+    rounds = [
+        {name: measure(name, tokens, hidden, vocab, dtype, "cuda") for name in ("floor", "ours")} for _ in range(5)
+    ]
+    wall = {name: statistics.median(each[name]["wall"] for each in rounds) for name in ("floor", "ours")}
+    with capsys.disabled():
+        print(f"\n{torch.cuda.get_device_name()}, T={tokens} H={hidden} V={vocab} {dtype}: "
+              f"{wall['ours']:.4f} s, {wall['ours'] / wall['floor']:.2f} x the matrix products alone")  # fmt: skip
+    assert max(each["ours"]["memory"] for each in rounds) * 2**20 < tokens * vocab * 4 / 20
