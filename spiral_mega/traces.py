@@ -65,7 +65,8 @@ class Trace:
 class Episode:
     """All that was sampled for one problem: N1 search traces, K sets of them, N2 aggregation traces a set.
 
-    An objective without aggregation leaves `sets` and `aggregation` empty.
+    A set's members are positions in `traces()`; in training they are search traces, in an evaluation of several levels
+    also answers to earlier sets. An objective without aggregation leaves `sets` and `aggregation` empty.
     """
 
     problem: Problem

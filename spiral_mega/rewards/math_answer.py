@@ -22,10 +22,22 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its si
 
 def score(response: str, answer: tuple[str, ...]) -> float:
     """1.0 if the last \\boxed{...} of the final text is any of `answer`; 0.0 if it is not, or if there is none."""
+    given = answer_of(response)
+    return float(given is not None and any(_equal(tidy(gold), given) for gold in answer))
+
+
+def answer_of(response: str) -> str | None:
+    """The last boxed answer, tidied; None if there is none."""
     content = last_boxed(final_text(response))
-    if content is None or not (given := tidy(content)):
+    return (tidy(content) if content is not None else None) or None
+
+
+def agree(response: str, answers: tuple[str, ...]) -> float:
+    """1.0 if the response's answer equals any of `answers`, read as ground truths that are not trusted either."""
+    given = answer_of(response)
+    if given is None:
         return 0.0
-    return float(any(_equal(tidy(gold), given) for gold in answer))
+    return float(any(hostile(answer) is None and _equal(answer, given) for answer in answers))
 
 
 def _equal(gold: str, given: str) -> bool:

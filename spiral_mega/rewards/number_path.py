@@ -18,11 +18,24 @@ def score(response: str, answer: tuple[str, ...]) -> float:
     (at most h), ends at t, and every hop x -> y is y == (a * x + b) % M for some move. Raises ValueError or KeyError
     for an answer that is no game.
     """
+    path = _path(response)
+    return float(path is not None and any(_solves(path, json.loads(game)) for game in answer))
+
+
+def answer_of(response: str) -> str | None:
+    """The path in plain spelling; None if the response is not integers alone, or empty."""
+    path = _path(response)
+    return " ".join(map(str, path)) if path else None
+
+
+def agree(response: str, answers: tuple[str, ...]) -> float:
+    """1.0 if the response is the same path as any of `answers`. Two paths that both solve a game are two answers."""
+    return float(answer_of(response) in answers)
+
+
+def _path(response: str) -> list[int] | None:
     tokens = response.split()
-    if not all(_INTEGER.fullmatch(token) for token in tokens):
-        return 0.0
-    path = [int(token) for token in tokens]
-    return float(any(_solves(path, json.loads(game)) for game in answer))
+    return [int(token) for token in tokens] if all(_INTEGER.fullmatch(token) for token in tokens) else None
 
 
 def _solves(path: list[int], game: dict[str, Any]) -> bool:

@@ -11,6 +11,20 @@ def score(response: str, answer: tuple[str, ...]) -> float:
 
     Both sides are cleaned as ground truths are, so "142.0" is "142".
     """
+    return float(_answer(response) in set(map(clean_text, answer)))
+
+
+def answer_of(response: str) -> str | None:
+    """The last boxed answer, or the whole final text; None if it is empty."""
+    return _answer(response) or None
+
+
+def agree(response: str, answers: tuple[str, ...]) -> float:
+    """1.0 if the response's answer is the same text as any of `answers`."""
+    return score(response, answers)
+
+
+def _answer(response: str) -> str:
     text = final_text(response)
     boxed = last_boxed(text)
-    return float(clean_text(text if boxed is None else boxed) in {clean_text(gold) for gold in answer})
+    return clean_text(text if boxed is None else boxed)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from spiral_mega.algorithm.sets import sample_sets
-from spiral_mega.config import AlgorithmConfig, RolloutConfig
+from spiral_mega.config import RolloutConfig
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.engine import Request, Sample
+from spiral_mega.rollout.plan import Plan
 from spiral_mega.seeds import derive_seed
 from spiral_mega.telemetry import warn_once
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
@@ -37,7 +37,7 @@ class Recipe:
     prompter: Prompter
     verifier: Verifier
     tokenizer: PreTrainedTokenizerBase
-    algorithm: AlgorithmConfig
+    plan: Plan
     rollout: RolloutConfig
 
 
@@ -49,13 +49,8 @@ class EpisodeRun:
 
     def __init__(self, recipe: Recipe, index: int, task: Task, *, aggregates: bool, judged: bool) -> None:
         self.recipe, self.index, self.task, self.judged = recipe, index, task, judged
-        algorithm = recipe.algorithm
-        self.sets: list[tuple[int, ...]] = []
-        if aggregates:
-            rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
-            self.sets = sample_sets(
-                algorithm.search_traces, algorithm.set_size, algorithm.num_sets, rng=rng, method=algorithm.set_design
-            )
+        rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
+        self.sets = recipe.plan.draw_sets(rng) if aggregates else []
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
         self.waiting = set(range(len(self.sets)))
@@ -64,7 +59,7 @@ class EpisodeRun:
 
     def start(self) -> Request:
         """The request for all search traces."""
-        return self._request(SEARCH, None, self.recipe.algorithm.search_traces)
+        return self._request(SEARCH, None, self.recipe.plan.search_traces)
 
     def receive(self, sample: Sample) -> list[Request]:
         """Take a trace; the requests of the sets that it completes."""
@@ -84,17 +79,16 @@ class EpisodeRun:
         if self.judged:
             problem = self.task.problem
             self.verdicts.append((trace, self.recipe.verifier.submit(trace.text, problem.answer, problem.kind)))
-        if component != SEARCH:
-            return []
-        ready = [l for l in sorted(self.waiting) if all(j in self.search for j in self.sets[l])]
-        self.waiting.difference_update(ready)
-        return [request for l in ready if (request := self._aggregate(l)) is not None]
+        requests: list[Request] = []
+        while ready := [l for l in sorted(self.waiting) if all(map(self._trace, self.sets[l]))]:
+            self.waiting.difference_update(ready)
+            requests += [request for l in ready if (request := self._aggregate(l)) is not None]
+        return requests
 
     def complete(self) -> bool:
         """Whether every trace is there; rewards may still be on their way."""
-        algorithm = self.recipe.algorithm
-        answers = [len(group) == algorithm.aggregation_traces for group in self.aggregation]
-        return len(self.search) == algorithm.search_traces and all(answers)
+        plan = self.recipe.plan
+        return len(self.search) == plan.search_traces and all(len(group) == plan.answers for group in self.aggregation)
 
     def finish(self) -> Episode:
         """The episode; waits for its rewards."""
@@ -108,11 +102,18 @@ class EpisodeRun:
         search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
         return Episode(self.task.problem, self.task.step, search, self.sets, aggregation)
 
+    def _trace(self, position: int) -> Trace | None:
+        """The trace at a position of `Episode.traces()`, once it is there."""
+        if position < self.recipe.plan.search_traces:
+            return self.search.get(position)
+        set_index, index = divmod(position - self.recipe.plan.search_traces, self.recipe.plan.answers)
+        return self.aggregation[set_index].get(index)
+
     def _aggregate(self, set_index: int) -> Request | None:
-        members = [self.search[j] for j in self.sets[set_index]]
+        members = [trace for position in self.sets[set_index] if (trace := self._trace(position)) is not None]
         prompt = self.recipe.prompter.aggregation_prompt(self.task.problem, members)
         self.prompts[set_index] = prompt
-        count = self.recipe.algorithm.aggregation_traces
+        count = self.recipe.plan.answers
         if len(prompt) < self.recipe.rollout.max_context_tokens:
             return self._request(AGGREGATION, set_index, count)
         # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.
@@ -123,12 +124,13 @@ class EpisodeRun:
 
     def _request(self, component: str, set_index: int | None, count: int) -> Request:
         rollout, prompt = self.recipe.rollout, self.prompts[set_index]
+        limit = self.recipe.plan.limit(set_index) or rollout.max_response_tokens
         return Request(
             key=(self.index, component, set_index),
             prompt_ids=prompt,
             num_samples=count,
             seed=derive_seed(*self.task.seed_parts, component, -1 if set_index is None else set_index),
-            max_tokens=min(rollout.max_response_tokens, rollout.max_context_tokens - len(prompt)),
+            max_tokens=min(limit, rollout.max_context_tokens - len(prompt)),
             # What is nearest to its end goes first, and of sets the one that takes longest to read.
             priority=0 if component == SEARCH else -len(prompt),
         )

@@ -22,6 +22,7 @@ from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.rollout.episode_run import EpisodeRun, Recipe, Task
+from spiral_mega.rollout.plan import Plan
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ class Feed(Protocol):
 
 
 class Pipeline:
-    """Turns tasks into episodes with rewards. `interrupted` is asked between exchanges whether to give up."""
+    """Turns tasks into episodes with rewards, by the algorithm's plan or another.
+
+    `interrupted` is asked between exchanges whether to give up.
+    """
 
     def __init__(
         self,
@@ -56,9 +60,10 @@ class Pipeline:
         algorithm: AlgorithmConfig,
         rollout: RolloutConfig,
         interrupted: Callable[[], bool] = lambda: False,
+        plan: Plan | None = None,
     ) -> None:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
-        self.recipe = Recipe(prompter, verifier, tokenizer, algorithm, rollout)
+        self.recipe = Recipe(prompter, verifier, tokenizer, plan or Plan.of(algorithm), rollout)
         self.steps = rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
 
     def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:

@@ -1,0 +1,69 @@
+"""What is sampled for a problem: search traces, then levels of sets of earlier traces, each set answered anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from spiral_mega.algorithm.sets import SetDesign, sample_sets
+from spiral_mega.config import AlgorithmConfig
+
+Members = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`sets` sets of `set_size` traces of the level before, each trace at most once in a set.
+
+    `design` "independent" draws every set on its own, so that two may be equal; the others are those of
+    `algorithm.sets`. A response has at most `max_tokens`; None: rollout.max_response_tokens.
+    """
+
+    sets: int
+    set_size: int
+    design: SetDesign | Literal["independent"]
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`search_traces` responses to the problem; at each level, `answers` responses to each of its sets."""
+
+    search_traces: int
+    answers: int = 1
+    levels: tuple[Level, ...] = ()
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, algorithm: AlgorithmConfig) -> Plan:
+        """The plan of training: one level of K sets."""
+        level = Level(algorithm.num_sets, algorithm.set_size, algorithm.set_design)
+        return cls(algorithm.search_traces, algorithm.aggregation_traces, (level,))
+
+    def draw_sets(self, rng: np.random.Generator) -> list[Members]:
+        """The sets of all levels, one after the other; members are positions in `Episode.traces()`."""
+        sets: list[Members] = []
+        first, population = 0, self.search_traces  # of the level before
+        for level in self.levels:
+            sets += [tuple(first + j for j in members) for members in _draw(level, population, rng)]
+            first, population = first + population, level.sets * self.answers
+        return sets
+
+    def limit(self, set_index: int | None) -> int | None:
+        """The bound on a response to the set of this index (None: to the problem), where the plan has its own."""
+        if set_index is None:
+            return self.max_tokens
+        for level in self.levels:
+            if set_index < level.sets:
+                return level.max_tokens
+            set_index -= level.sets
+        raise IndexError(f"the plan has {sum(level.sets for level in self.levels)} sets")
+
+
+def _draw(level: Level, population: int, rng: np.random.Generator) -> list[Members]:
+    if level.design == "independent":
+        drawn = [rng.choice(population, level.set_size, replace=False) for _ in range(level.sets)]
+        return [tuple(members.tolist()) for members in drawn]
+    return sample_sets(population, level.set_size, level.sets, rng=rng, method=level.design)
