@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,8 +171,11 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
             stack.callback(engine.close)
             sync = WeightSync(policy, engine, prompter.search_prompt(train_problems[0]), config, runtime)
-            pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop)
-            collector = BatchCollector(train_problems, sampler, pipeline, objective, config.batch, config.run.seed)
+            make_pipeline = partial(
+                Pipeline, engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop
+            )
+            pipeline, training = make_pipeline(), make_pipeline(objective.plan)
+            collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
             if config.rollout.record is not None:
                 collector = Recorder(collector, config.rollout.record, runtime)
         stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along

@@ -65,8 +65,8 @@ class Trace:
 class Episode:
     """All that was sampled for one problem: N1 search traces, K sets of them, N2 aggregation traces a set.
 
-    A set's members are positions in `traces()`; in training they are search traces, in an evaluation of several levels
-    also answers to earlier sets. An objective without aggregation leaves `sets` and `aggregation` empty.
+    A set's members are positions in `traces()`; of search traces, and where there are several levels
+    also of answers to earlier sets. Without aggregation `aggregation` is empty; `sets` too, unless credit is by sets.
     """
 
     problem: Problem
@@ -82,3 +82,13 @@ class Episode:
     def effective(self) -> bool:
         """Whether any trace would receive a gradient."""
         return any(trace.effective for trace in self.traces())
+
+
+def aggregation_rewards(episode: Episode) -> list[list[float]]:
+    """Rewards of the aggregation traces, set by set. Raises ValueError without sets, or without answers to them."""
+    if not episode.sets or len(episode.aggregation) != len(episode.sets):
+        raise ValueError(
+            f"problem {episode.problem.id} has {len(episode.sets)} sets and {len(episode.aggregation)} groups of "
+            "aggregation traces: this objective needs one group for each set, and at least one set"
+        )
+    return [[trace.reward for trace in group] for group in episode.aggregation]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from spiral_mega.algorithm.weighting import ComponentTotals, component_totals
+from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics
 from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks, sum_over_ranks
 from spiral_mega.evaluation.accuracy import evaluate
@@ -66,7 +66,7 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         except Interrupted:
             run.sampler.load_state_dict(sampler_before)
             raise
-        metrics = batch_metrics(batch)
+        metrics = batch_metrics(batch) | scale_metrics(run.weighting, run.objective)
         run.sync.release()
         updates = []
         for part in _minibatches(batch, config.batch.minibatches):
@@ -107,7 +107,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
         )
         for draw, episode in kept
         for position, trace in enumerate(episode.traces())
-        if trace.effective and trace.response_ids
+        if trace.component in totals and trace.effective and trace.response_ids
     ]
 
 

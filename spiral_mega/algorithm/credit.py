@@ -69,6 +69,15 @@ def group_advantages(rewards: ArrayLike, normalize_std: bool = False) -> FloatAr
     return normalized
 
 
+def leave_one_out_advantages(rewards: ArrayLike) -> FloatArray:
+    """Credit [N] within one group, r_j - the mean of the others' = N / (N - 1) (r_j - mean(r)); 0 for N = 1.
+
+    Raises ValueError if the rewards are not a non-empty finite [N].
+    """
+    centred = group_advantages(rewards)
+    return centred * (len(centred) / max(len(centred) - 1, 1))
+
+
 def _membership(sets: Sequence[Sequence[int]], num_traces: int) -> FloatArray:
     """[K, N1], 1 where the set holds the trace."""
     member = np.zeros((len(sets), num_traces))

@@ -13,6 +13,7 @@ over ranks, then weigh. So neither micro-batches nor ranks change the gradient.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -33,13 +34,15 @@ class ComponentTotals(NamedTuple):
 
 def component_totals(episodes: Sequence[Episode], components: Iterable[str]) -> dict[str, ComponentTotals]:
     """Counts of these episodes by component, in the order of `components`; zeros where there are no traces.
+    Traces of other components are not trained on, and not counted.
 
     Add them elementwise over ranks: every rank has the same keys, even one without episodes.
     """
     lengths: dict[str, list[int]] = {component: [] for component in components}
     for episode in episodes:
         for trace in episode.traces():
-            lengths[trace.component].append(trace.length)
+            if trace.component in lengths:
+                lengths[trace.component].append(trace.length)
     return {component: ComponentTotals(len(episodes), len(each), sum(each)) for component, each in lengths.items()}
 
 
@@ -87,12 +90,21 @@ def make_weighting(config: AlgorithmConfig, objective: Objective) -> Weighting:
     return Weighting(dict(weights), dict(reduction))
 
 
+def scale_metrics(weighting: Weighting, objective: Objective) -> dict[str, float]:
+    """What multiplies each component's part of the gradient: the estimator's scale (M, K (N2 - 1), ...), if it has one,
+    and the weight that goes on top."""
+    metrics = {f"weight/{component}": weight for component, weight in weighting.weights.items()}
+    with suppress(ValueError):
+        metrics |= {f"scale/{component}": scale for component, scale in objective.gradient_scales().items()}
+    return metrics
+
+
 def _inverse(component: str, scale: float) -> float:
     if scale == 0:
         raise ValueError(
             f"algorithm.component_weights is 'unbiased', but the {component} advantages are always 0 with these sample "
-            "counts: sample more (spiral needs search_traces > set_size, num_sets > 1 and aggregation_traces > 1, "
-            "grpo search_traces > 1), or set the weights to 'paper' or numbers"
+            "counts: sample more (sets need search_traces > set_size and num_sets > 1, groups more than one "
+            "trace), or set the weights to 'paper' or numbers"
         )
     return 1.0 / scale
 

@@ -25,12 +25,19 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"({rollout.max_response_tokens}) is more than rollout.max_context_tokens ({rollout.max_context_tokens}): "
             "lower one of the first two or raise the last"
         )
+    largest = algorithm.set_size
+    try:
+        objective = make_objective(algorithm)
+        largest = max(largest, objective.plan.largest_set)
+        make_weighting(algorithm, objective)
+    except ValueError as error:
+        yield str(error)
     shown = {"whole": rollout.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
     if shown is not None:
-        longest = config.data.max_prompt_tokens + algorithm.set_size * shown + rollout.max_response_tokens
+        longest = config.data.max_prompt_tokens + largest * shown + rollout.max_response_tokens
         if longest > rollout.max_context_tokens:
             yield (
-                f"an aggregation prompt may show algorithm.set_size ({algorithm.set_size}) traces of {shown} tokens, "
+                f"an aggregation prompt may show {largest} traces (algorithm.set_size) of {shown} tokens, "
                 f"which with problem and response makes {longest}, more than rollout.max_context_tokens "
                 f"({rollout.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
             )
@@ -65,10 +72,6 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
             "choose a divisor"
         )
-    try:
-        make_weighting(algorithm, make_objective(algorithm))
-    except ValueError as error:
-        yield str(error)
     if config.data.eval:  # held-out problems are always aggregated
         try:
             check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from spiral_mega.config.checks import find_contradictions
+from spiral_mega.config.explain import explain
 from spiral_mega.config.schema import Config
 from spiral_mega.errors import ConfigError
 
@@ -38,7 +37,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{path}:\n" + "\n".join(_explain(error))) from None
+        raise ConfigError(f"{path}:\n" + "\n".join(f"  {text}" for text in explain(error, Config))) from None
     if contradictions := list(find_contradictions(config)):
         raise ConfigError(f"{path}:\n" + "\n".join(f"  {text}" for text in contradictions))
     return config
@@ -74,31 +73,3 @@ def _read(path: Path, parents: tuple[Path, ...]) -> DictConfig:
         raise ConfigError(f"{path} does not fit what it includes: {error}") from error
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            known = _known_keys(item["loc"][:-1])
-            close = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
-            yield f"  {key}: unknown key; {hint}"
-        elif item["type"] == "missing":
-            yield f"  {key}: missing; set it in the file or as {key}=..."
-        elif item["type"] == "value_error":
-            yield f"  {item['ctx']['error']}"
-        else:
-            yield f"  {key}: {item['msg']} (got {item['input']!r}, {type(item['input']).__name__})"
-
-
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
-    """The keys of the section at `location`."""
-    model: Any = Config
-    for part in location:
-        if isinstance(part, int) or not (isinstance(model, type) and issubclass(model, BaseModel)):
-            continue
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), model)
-    return list(model.model_fields)

@@ -189,13 +189,13 @@ class RolloutConfig(Section):
 class AlgorithmConfig(Section):
     """The paper's N1, n, K, N2 and how credit becomes a loss."""
 
-    objective: str = "spiral"
+    objective: str = Field(default="spiral", description="A file of spiral_mega/algorithm/objectives/.")
+    options: dict[str, Any] = Field(default={}, description="What the objective's own `Options` hold.")
     search_traces: int = Field(default=8, gt=0, description="N1")
     set_size: int = Field(default=4, gt=0, description="n")
     num_sets: int = Field(default=4, gt=0, description="K")
     aggregation_traces: int = Field(default=4, gt=0, description="N2, for each set")
     set_design: Literal["uniform", "ordered", "balanced"] = "uniform"
-    normalize_std: bool = Field(default=False, description="grpo only: divide advantages by their standard deviation.")
     target_length: int | None = Field(default=None, gt=0, description="L_target of the length gate; null: no gate.")
     component_weights: Literal["paper", "unbiased"] | dict[str, float] = "paper"
     loss_reduction: (

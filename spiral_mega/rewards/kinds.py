@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
+
+from spiral_mega.import_path import load_function
 
 RewardFunction = Callable[[str, tuple[str, ...]], float]
 
@@ -27,20 +27,13 @@ def check_kind(kind: str) -> None:
 def load_kind(kind: str) -> RewardFunction:
     """The function (response, answers) -> reward that `kind` names. Raises ValueError, naming the kind and why."""
     path = BUILT_IN.get(kind, kind)
-    module_name, colon, name = path.partition(":")
     known = f"known kinds are {', '.join(BUILT_IN)}, or package.module:function"
-    if not (module_name and colon and name):
+    if ":" not in path:
         raise ValueError(f"there is no verifier kind {kind!r}: {known}")
-    if module_name == "__main__":
+    if path.startswith("__main__:"):
         raise ValueError(f"the kind {kind!r} is in __main__, which worker processes do not load: move it to a module")
     try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:  # a user's module may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"the kind {kind!r} cannot be imported ({reason}): {known}") from error
-    try:
-        inspect.signature(function).bind("response", ("answer",))
-    except (TypeError, ValueError) as error:
-        wanted = "it must be a function (response: str, answer: tuple[str, ...]) -> float"
-        raise ValueError(f"the kind {kind!r} does not take a response and its answers ({error}): {wanted}") from error
-    return function
+        return load_function(path, 2)
+    except ValueError as error:
+        wanted = "a function (response: str, answer: tuple[str, ...]) -> float"
+        raise ValueError(f"the kind {kind!r} is no {wanted}: {error}; {known}") from error

@@ -56,7 +56,7 @@ class BatchCollector:
         there is. Otherwise every draw is kept, up to that number.
         """
         feed = _Draws(self, step)
-        sampled = self.pipeline.stream(feed, aggregates=self.objective.aggregates)
+        sampled = self.pipeline.stream(feed, aggregates=bool(self.objective.plan.levels))
         settled = feed.decided()
         self.sampler.give_back(feed.drawn - len(settled) if self.config.keep == "first" else 0)
         effective = sum(settled.values())

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import RolloutConfig
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.engine import Request, Sample
-from spiral_mega.rollout.plan import Plan
 from spiral_mega.seeds import derive_seed
 from spiral_mega.telemetry import warn_once
-from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
+from spiral_mega.traces import SEARCH, Episode, Problem, Trace
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class EpisodeRun:
         self.sets = recipe.plan.draw_sets(rng) if aggregates else []
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
-        self.waiting = set(range(len(self.sets)))
+        self.waiting = set(range(len(self.sets))) if recipe.plan.answers else set()
         self.verdicts: list[tuple[Trace, Future[Verdict]]] = []
         self.prompts: dict[int | None, list[int]] = {None: recipe.prompter.search_prompt(task.problem)}
 
@@ -100,6 +100,7 @@ class EpisodeRun:
                     log, "verification of a response to %s: %s %s", self.task.problem.id, verdict.status, verdict.detail
                 )
         search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
+        aggregation = aggregation if self.recipe.plan.answers else []
         return Episode(self.task.problem, self.task.step, search, self.sets, aggregation)
 
     def _trace(self, position: int) -> Trace | None:
@@ -113,12 +114,12 @@ class EpisodeRun:
         members = [trace for position in self.sets[set_index] if (trace := self._trace(position)) is not None]
         prompt = self.recipe.prompter.aggregation_prompt(self.task.problem, members)
         self.prompts[set_index] = prompt
-        count = self.recipe.plan.answers
+        count, component = self.recipe.plan.answers, self.recipe.plan.component(set_index)
         if len(prompt) < self.recipe.rollout.max_context_tokens:
-            return self._request(AGGREGATION, set_index, count)
+            return self._request(component, set_index, count)
         # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.
         self.aggregation[set_index] = {
-            i: Trace(AGGREGATION, i, prompt, [], [], "length", "", set_index) for i in range(count)
+            i: Trace(component, i, prompt, [], [], "length", "", set_index) for i in range(count)
         }
         return None
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import AlgorithmConfig, RolloutConfig
 from spiral_mega.distributed import exchange, gather_objects
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.rollout.episode_run import EpisodeRun, Recipe, Task
-from spiral_mega.rollout.plan import Plan
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)

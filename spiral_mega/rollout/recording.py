@@ -113,7 +113,8 @@ def _episode(row: dict[str, Any]) -> Episode:
     messages = tuple(dict(message) for message in row["messages"])
     problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["kind"], row["source"])
     episode = Episode(problem, row["step"], [], [tuple(members) for members in row["sets"]])
-    episode.aggregation = [[] for _ in episode.sets]
+    answered = any(each["set_index"] is not None for each in row["traces"])
+    episode.aggregation = [[] for _ in episode.sets] if answered else []
     for each in row["traces"]:
         place = each.pop("set_index")
         del each["prompt_length"], each["length"]

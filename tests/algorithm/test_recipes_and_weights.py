@@ -78,20 +78,15 @@ def test_grpo_credits_search_traces_by_their_own_rewards():
         each.reward = reward
     objective.assign(one)
     assert [(t.advantage, t.gated) for t in one.search] == [(-0.5, False), (0.0, True), (0.0, False)]
-    make_objective(algorithm(objective="grpo", target_length=None, normalize_std=True)).assign(one)
+    make_objective(algorithm(objective="grpo", target_length=None, options={"normalize_std": True})).assign(one)
     assert [t.advantage for t in one.search] == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
-    assert (objective.aggregates, objective.components) == (False, (SEARCH,))
+    assert (objective.plan.levels, objective.components) == ((), (SEARCH,))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "../spiral", "", "spiral.build", "__init__"])
 def test_unknown_objectives_are_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=r"algorithm.objective is .*: use one of grpo, spiral"):
+    with pytest.raises(ValueError, match=r"algorithm.objective is .*: use one of aggregation_only, .*spiral"):
         make_objective(algorithm(objective=name))
-
-
-def test_spiral_refuses_the_standard_deviation():
-    with pytest.raises(ValueError, match=r"normalize_std is true, but spiral.*false.*grpo"):
-        make_objective(algorithm(normalize_std=True))
 
 
 def batch():
@@ -190,7 +185,10 @@ def test_the_papers_shape_weighs_aggregation_twelve_times():
         ({"search_traces": 2, "num_sets": 1}, r"the search advantages are always 0"),
         ({"aggregation_traces": 1}, r"the aggregation advantages are always 0"),
         ({"objective": "grpo", "search_traces": 1}, r"the search advantages are always 0"),
-        ({"objective": "grpo", "normalize_std": True}, r"normalize_std is true.*component_weights to 'paper'"),
+        (
+            {"objective": "grpo", "options": {"normalize_std": True}},
+            r"normalize_std is true.*component_weights to 'paper'",
+        ),
     ],
 )
 def test_unbiased_weights_that_do_not_exist_are_refused(changes, message):

@@ -43,9 +43,17 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.set_design=balanced algorithm.set_size=3", ["balanced", "3", "8"]),
         ("algorithm.set_design=balanced algorithm.num_sets=3", ["num_sets", "3", "partition"]),
         ("algorithm.set_design=pretty", ["algorithm.set_design", "pretty", "'balanced'"]),
-        ("algorithm.objective=spirl", ["algorithm.objective", "spirl", "grpo, spiral"]),
+        ("algorithm.objective=spirl", ["algorithm.objective", "spirl", "grpo, ", "spiral"]),
         ("algorithm.target_length=201", ["algorithm.target_length", "201", "rollout.max_response_tokens", "200"]),
-        ("algorithm.normalize_std=true", ["algorithm.normalize_std", "grpo"]),
+        ("algorithm.options.normalize_std=true", ["algorithm.options.normalize_std", "known keys: none"]),
+        (
+            "algorithm.objective=grpo algorithm.options.normalise_std=true",
+            ["algorithm.options.normalise_std", "did you mean 'normalize_std'"],
+        ),
+        ("algorithm.objective=grpo algorithm.options.normalize_std=1", ["algorithm.options.normalize_std", "boolean"]),
+        ("algorithm.objective=custom", ["algorithm.options.score: missing", "algorithm.options.score=..."]),
+        ("algorithm.objective=custom algorithm.options.score=no.where:f", ["algorithm.options.score", "no.where:f"]),
+        ("algorithm.objective=rloo algorithm.search_traces=1", ["algorithm.search_traces", "rloo"]),
         ("algorithm.component_weights.search=1.0", ["component_weights", "aggregation"]),
         ("algorithm.component_weights=unbiased algorithm.aggregation_traces=1", ["unbiased", "aggregation"]),
         ("algorithm.loss_reduction=mean", ["algorithm.loss_reduction", "mean"]),
@@ -192,6 +200,6 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     assert (config.batch.problems, config.rollout.temperature, config.data.max_prompt_tokens) == (256, 1.0, 100)
 
 
-@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(Path("configs").rglob("*.yaml")), ids=str)
 def test_every_configuration_that_ships_is_valid(path: Path) -> None:
     assert load_config(path).run.steps > 0

@@ -101,7 +101,12 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("algorithm.objective=grpo", "algorithm.normalize_std=true", "algorithm.loss=ppo_clip", "batch.minibatches=2"),
+        (
+            "algorithm.objective=grpo",
+            "algorithm.options.normalize_std=true",
+            "algorithm.loss=ppo_clip",
+            "batch.minibatches=2",
+        ),
         (
             "algorithm.set_design=balanced",
             "algorithm.component_weights=unbiased",
@@ -109,15 +114,21 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
         ),
         ("algorithm.loss=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
         ("algorithm.loss=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
+        ("algorithm.objective=passk", "algorithm.num_sets=70", "algorithm.component_weights=unbiased"),
     ],
-    ids=["grpo", "balanced", "gspo", "cispo"],
+    ids=["grpo", "balanced", "gspo", "cispo", "passk"],
 )
 def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     run = TrainingRun(tmp_path / "run", "run.steps=2", *overrides, ranks=1).finish()
     last = run.metrics()[-1]
     assert last["optim/updates"] == (2 if "batch.minibatches=2" in overrides else 1)
     assert 0 < last["optim/grad_norm"] < 1e6
-    assert ("reward/aggregation" in last) == ("algorithm.objective=grpo" not in overrides)
+    trained = {name.partition("/")[2] for name in last if name.startswith("weight/")}
+    assert trained == {name for name in ("search", "aggregation") if f"reward/{name}" in last}
+    if "algorithm.component_weights=unbiased" in overrides:
+        assert all(last[f"weight/{name}"] * last[f"scale/{name}"] == pytest.approx(1) for name in trained)
+    searches_only = {"algorithm.objective=grpo", "algorithm.objective=passk"} & {*overrides}
+    assert ("reward/aggregation" in last) == (not searches_only)
 
 
 def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_kinds_that_exist_are_accepted(kind: str) -> None:
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("bad_kinds:missing", "no attribute 'missing'"),
         ("bad_kinds:not_a_function", "function"),
-        ("bad_kinds:one_argument", "does not take a response and its answers"),
+        ("bad_kinds:one_argument", "does not take 2 arguments"),
         ("__main__:f", "move it to a module"),
     ],
 )

@@ -1,22 +1,28 @@
-"""SPIRAL: search traces learn from the sets they were in, aggregation traces from their own reward (paper, 3.2)."""
+"""SPIRAL: search traces learn from the sets they were in, aggregation traces from their own reward (paper, 3.2).
+
+J = E[r(y*)], y* ~ pi(. | x, y_1..y_n), y_i ~ pi(. | x) (eq. 5). E[update] = M grad_search J + K (N2 - 1)
+grad_aggregation J (proposition 3.1).
+"""
 
 from __future__ import annotations
 
 from spiral_mega.algorithm.credit import spiral_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.sets import check_design, gradient_scale
+from spiral_mega.algorithm.objectives import NoOptions
+from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sets import gradient_scale
 from spiral_mega.config.schema import AlgorithmConfig
-from spiral_mega.traces import AGGREGATION, SEARCH, Episode
+from spiral_mega.traces import AGGREGATION, SEARCH, Episode, aggregation_rewards
 
 
 class Spiral:
     """Marginal set advantages for the search traces, within-set ones for the aggregation traces."""
 
     components = (SEARCH, AGGREGATION)
-    aggregates = True
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """`config`: the counts that are sampled, and the length gate."""
+        """`config`: the counts that are sampled, and the length gate. Raises ValueError as `check_design` does."""
+        self.plan = Plan.of(config)
         self._config = config
 
     def assign(self, episode: Episode) -> None:
@@ -24,13 +30,7 @@ class Spiral:
 
         Raises ValueError if the episode lacks sets, or a set its N2 aggregation traces.
         """
-        if not episode.sets or len(episode.aggregation) != len(episode.sets):
-            raise ValueError(
-                f"problem {episode.problem.id} has {len(episode.sets)} sets and {len(episode.aggregation)} groups of "
-                "aggregation traces: spiral needs one group for each set, and at least one set"
-            )
-        rewards = [[trace.reward for trace in group] for group in episode.aggregation]
-        search, aggregation = spiral_advantages(episode.sets, rewards, len(episode.search))
+        search, aggregation = spiral_advantages(episode.sets, aggregation_rewards(episode), len(episode.search))
         assign_gated(episode.search, search, self._config.target_length)
         for group, advantages in zip(episode.aggregation, aggregation, strict=True):
             assign_gated(group, advantages, self._config.target_length)
@@ -44,12 +44,6 @@ class Spiral:
         }
 
 
-def build(config: AlgorithmConfig) -> Spiral:
-    """The recipe, if the configuration asks nothing of it that it does not do."""
-    if config.normalize_std:
-        raise ValueError(
-            "algorithm.normalize_std is true, but spiral divides by no standard deviation: set it to false, "
-            "or algorithm.objective to grpo"
-        )
-    check_design(config.search_traces, config.set_size, config.num_sets, config.set_design)
+def build(config: AlgorithmConfig, options: NoOptions) -> Spiral:
+    """The recipe."""
     return Spiral(config)

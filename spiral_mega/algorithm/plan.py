@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from spiral_mega.algorithm.sets import SetDesign, sample_sets
-from spiral_mega.config import AlgorithmConfig
+from spiral_mega.algorithm.sets import SetDesign, check_design, sample_sets
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.traces import AGGREGATION
 
 Members = tuple[int, ...]
 
@@ -29,7 +30,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`search_traces` responses to the problem; at each level, `answers` responses to each of its sets."""
+    """`search_traces` responses to the problem; at each level, `answers` responses to each of its sets.
+
+    With 0 answers sets are drawn for the sake of credit alone, and shown to no one.
+    """
 
     search_traces: int
     answers: int = 1
@@ -38,7 +42,8 @@ class Plan:
 
     @classmethod
     def of(cls, algorithm: AlgorithmConfig) -> Plan:
-        """The plan of training: one level of K sets."""
+        """The paper's: N1 search traces, K sets of n, N2 answers to each. Raises ValueError as `check_design` does."""
+        check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
         level = Level(algorithm.num_sets, algorithm.set_size, algorithm.set_design)
         return cls(algorithm.search_traces, algorithm.aggregation_traces, (level,))
 
@@ -51,13 +56,30 @@ class Plan:
             first, population = first + population, level.sets * self.answers
         return sets
 
+    @property
+    def largest_set(self) -> int:
+        """The most traces that are shown together; 0 where none are."""
+        return max((level.set_size for level in self.levels), default=0) if self.answers else 0
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The component of the answers to each level's sets."""
+        return tuple(AGGREGATION if i == 0 else f"{AGGREGATION}_{i + 1}" for i in range(len(self.levels)))
+
+    def component(self, set_index: int) -> str:
+        """The component of the answers to the set of this index."""
+        return self.components[self._level(set_index)]
+
     def limit(self, set_index: int | None) -> int | None:
         """The bound on a response to the set of this index (None: to the problem), where the plan has its own."""
         if set_index is None:
             return self.max_tokens
-        for level in self.levels:
+        return self.levels[self._level(set_index)].max_tokens
+
+    def _level(self, set_index: int) -> int:
+        for i, level in enumerate(self.levels):
             if set_index < level.sets:
-                return level.max_tokens
+                return i
             set_index -= level.sets
         raise IndexError(f"the plan has {sum(level.sets for level in self.levels)} sets")
 

@@ -1,0 +1,39 @@
+"""A set objective of the user's own: f(x, G) = `options.score`(problem, traces), a function by import path.
+
+E[update] = M grad E[f] (see algorithm/set_objective.py), if f depends on the policy through its traces alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spiral_mega.algorithm.set_objective import SetObjective
+from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.errors import UserError
+from spiral_mega.import_path import load_function
+from spiral_mega.traces import Problem, Trace
+
+
+class Options(Section):
+    """`score`: package.module:function, of a Problem and the Traces of a set; returns a finite number."""
+
+    score: str
+
+
+def build(config: AlgorithmConfig, options: Options) -> SetObjective:
+    """The recipe. Raises ValueError when there is no such function."""
+    try:
+        function = load_function(options.score, 2)
+    except ValueError as error:
+        raise ValueError(f"algorithm.options.score is {options.score!r}: {error}") from error
+
+    def score(problem: Problem, traces: Sequence[Trace]) -> float:
+        try:
+            return float(function(problem, traces))
+        except Exception as error:  # a user's function may fail in any way
+            raise UserError(
+                f"algorithm.options.score: {options.score} failed on a set of problem {problem.id} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+    return SetObjective(config, score)

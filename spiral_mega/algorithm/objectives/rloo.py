@@ -1,0 +1,40 @@
+"""RLOO: search traces only, each against the mean reward of the others of its problem.
+
+A_j = r_j - mean of r_i over i != j. E[update] = N1 grad E[r(y)]: the baseline is independent of the trace.
+"""
+
+from __future__ import annotations
+
+from spiral_mega.algorithm.credit import leave_one_out_advantages
+from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.objectives import NoOptions
+from spiral_mega.algorithm.plan import Plan
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.traces import SEARCH, Episode
+
+
+class Rloo:
+    """Leave-one-out advantages."""
+
+    components = (SEARCH,)
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        """`config`: the counts that are sampled, and the length gate. Raises ValueError for a single search trace."""
+        if config.search_traces < 2:
+            raise ValueError("algorithm.search_traces is 1, which leaves rloo no others to compare with: sample more")
+        self.plan = Plan(config.search_traces)
+        self._target_length = config.target_length
+
+    def assign(self, episode: Episode) -> None:
+        """A_j = r_j - the mean of the others, then the length gate."""
+        advantages = leave_one_out_advantages([trace.reward for trace in episode.search])
+        assign_gated(episode.search, advantages, self._target_length)
+
+    def gradient_scales(self) -> dict[str, float]:
+        """N1."""
+        return {SEARCH: float(self.plan.search_traces)}
+
+
+def build(config: AlgorithmConfig, options: NoOptions) -> Rloo:
+    """The recipe."""
+    return Rloo(config)

@@ -1,0 +1,46 @@
+"""Separate: search and aggregation each learn from their own rewards, without credit from one to the other.
+
+A_j = r_j - mean(r) for the search traces, r_li - f_l (eq. 9) for the aggregation traces of set l. E[update] =
+(N1 - 1) grad E[r(y)] + K (N2 - 1) grad_aggregation J: a search trace learns to be right, not to be useful. The natural
+baseline of SPIRAL, with the same samples.
+"""
+
+from __future__ import annotations
+
+from spiral_mega.algorithm.credit import aggregation_advantages, group_advantages
+from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.objectives import NoOptions
+from spiral_mega.algorithm.plan import Plan
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.traces import AGGREGATION, SEARCH, Episode, aggregation_rewards
+
+
+class Separate:
+    """Group advantages within the search traces, and within each set's aggregation traces."""
+
+    components = (SEARCH, AGGREGATION)
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        """`config`: the counts that are sampled, and the length gate. Raises ValueError as `check_design` does."""
+        self.plan = Plan.of(config)
+        self._target_length = config.target_length
+
+    def assign(self, episode: Episode) -> None:
+        """Each trace against its group, then the length gate. Raises ValueError without sets or answers."""
+        advantages = aggregation_advantages(aggregation_rewards(episode))
+        assign_gated(episode.search, group_advantages([t.reward for t in episode.search]), self._target_length)
+        for group, credit in zip(episode.aggregation, advantages, strict=True):
+            assign_gated(group, credit, self._target_length)
+
+    def gradient_scales(self) -> dict[str, float]:
+        """N1 - 1 for search, K (N2 - 1) for aggregation."""
+        (level,) = self.plan.levels
+        return {
+            SEARCH: float(self.plan.search_traces - 1),
+            AGGREGATION: float(level.sets * (self.plan.answers - 1)),
+        }
+
+
+def build(config: AlgorithmConfig, options: NoOptions) -> Separate:
+    """The recipe."""
+    return Separate(config)

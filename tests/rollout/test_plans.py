@@ -1,0 +1,115 @@
+"""What a plan asks for is what is sampled: sets for credit alone, sets of several levels, and nothing besides."""
+
+from dataclasses import replace
+
+import pytest
+
+from spiral_mega.algorithm.objectives import make_objective
+from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.weighting import component_totals
+from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.recording import Recorder, Replayer
+from spiral_mega.traces import AGGREGATION, SEARCH
+from tests.rollout.scripted import (
+    ScriptedEngine,
+    first_come,
+    last_come,
+    pipeline_of,
+    problem,
+    settings,
+    shuffled,
+    task,
+    word,
+)
+from tests.support.tiny_models import END_ID
+
+pytestmark = pytest.mark.usefixtures("runtime")
+TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("ab")]
+TWO_LEVELS = Plan(4, 2, (Level(3, 2, "uniform"), Level(2, 3, "ordered")))
+
+
+def run(plan, verifier, pick=first_come):
+    engine = ScriptedEngine(pick)
+    pipeline = pipeline_of(engine, verifier, settings(), plan=plan)
+    return engine, [episode for _, episode in pipeline.run(TASKS, aggregates=True)]
+
+
+def test_sets_that_are_for_credit_alone_are_shown_to_no_one(verifier):
+    plan = make_objective(settings(algorithm={"objective": "passk"}).algorithm).plan
+    engine, episodes = run(plan, verifier)
+    assert [request.key for request in engine.requests] == [(i, SEARCH, None) for i in range(2)]
+    for episode in episodes:
+        assert len(episode.sets) == 4
+        assert all(len(set(chosen)) == 3 and max(chosen) < 6 for chosen in episode.sets)
+        assert episode.aggregation == []
+    assert episodes[0].sets != episodes[1].sets
+
+
+def test_a_record_of_sets_for_credit_alone_is_replayed(verifier, runtime, tmp_path):
+    objective = make_objective(settings(algorithm={"objective": "passk"}).algorithm)
+    _, episodes = run(objective.plan, verifier)
+    for episode in episodes:
+        for trace in episode.search:
+            trace.reward = float(trace.index == 0)
+        objective.assign(episode)
+    batch = Batch(list(enumerate(episodes)), list(enumerate(episodes)), [0, 1], 2, 2, 0)
+
+    class Collected:
+        def collect(self, step):
+            return batch
+
+    Recorder(Collected(), str(tmp_path), runtime).collect(0)
+    replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
+    for (_, got), (_, made) in zip(replayed.sampled, batch.sampled, strict=True):
+        assert (got.sets, got.aggregation) == (made.sets, [])
+        assert [t.advantage for t in got.search] == [t.advantage for t in made.search]
+        assert any(t.advantage for t in got.search)
+
+
+def test_sets_of_a_second_level_hold_answers_of_the_first(verifier):
+    engine, episodes = run(TWO_LEVELS, verifier, shuffled(1))
+    by_key = {request.key: request for request in engine.requests}
+    for index, episode in enumerate(episodes):
+        traces = episode.traces()
+        assert len(traces) == 4 + 5 * 2
+        assert [{trace.component for trace in group} for group in episode.aggregation] == (
+            [{AGGREGATION}] * 3 + [{"aggregation_2"}] * 2
+        )
+        for l, members in enumerate(episode.sets):
+            assert all((0 <= j < 4) if l < 3 else (4 <= j < 10) for j in members)
+            request = by_key[index, episode.aggregation[l][0].component, l]
+            shown = [
+                token
+                for j in members
+                for token in (
+                    word(93 if traces[j].finish == "stop" else 94),
+                    *(token for token in traces[j].response_ids if token != END_ID),
+                )
+            ]
+            assert request.prompt_ids[5:-2] == shown  # between the template's own words
+            assert request.num_samples == 2
+
+
+@pytest.mark.parametrize("pick", [last_come, shuffled(2), shuffled(3)])
+def test_the_order_of_completion_changes_no_episode_of_several_levels(verifier, pick):
+    assert run(TWO_LEVELS, verifier, pick)[1] == run(TWO_LEVELS, verifier)[1]
+
+
+def test_no_two_samples_of_several_levels_share_a_seed(verifier):
+    engine, _ = run(TWO_LEVELS, verifier)
+    seeds = [request.seed + i for request in engine.requests for i in range(request.num_samples)]
+    assert len(set(seeds)) == len(seeds) == 2 * 14
+
+
+def test_traces_of_components_that_are_not_trained_are_not_counted(verifier):
+    _, episodes = run(TWO_LEVELS, verifier)
+    totals = component_totals(episodes, (AGGREGATION,))
+    assert list(totals) == [AGGREGATION]
+    assert totals[AGGREGATION].traces == 2 * 3 * 2
+    assert totals[AGGREGATION].problems == 2
+
+
+def test_without_sets_nothing_follows_the_search(verifier):
+    engine, episodes = run(replace(TWO_LEVELS, levels=()), verifier)
+    assert len(engine.requests) == 2
+    assert all((episode.sets, episode.aggregation) == ([], []) for episode in episodes)
