@@ -14,6 +14,7 @@ from tests.algorithm.tiny_policy import (
     expectation,
     expected_gradient,
     mean_reward,
+    probability,
     sample_episode,
     spiral_goal,
 )
@@ -38,6 +39,21 @@ def aggregation_goal(theta):
     return spiral_goal(THETA, theta)
 
 
+def twice_aggregated(theta):
+    """The reward of an answer to two answers, each to a pair of search traces of its own."""
+    first = {
+        z: sum(
+            probability(a, theta) * probability(b, theta) * probability(z, theta, (a, b)) for a, b in PAIRS
+        ) for z in RESPONSES
+    }  # fmt: skip
+    return sum(first[a] * first[b] * mean_reward(theta, (a, b)) for a, b in PAIRS)
+
+
+def of_sizes(theta):
+    return sum(spiral_goal(theta, theta, size) for size in (1, 2, 3))
+
+
+LEVELS = [{"set_size": 2, "num_sets": 4}, {"set_size": 2, "num_sets": 3}]
 SETS = {"search_traces": 6, "num_sets": 6}
 RECIPES = {
     "grpo": (mean_reward, {"search_traces": 6}),
@@ -53,6 +69,10 @@ RECIPES = {
         {**SETS, "set_design": "ordered", "options": {"score": "tests.algorithm.test_recipe_gradients:users_score"}},
     ),
 }
+RECIPES |= {
+    "set_sizes": (of_sizes, {**SETS, "options": {"sizes": [1, 2, 3], "sizes_per_problem": 1}}),
+    "recursive": (twice_aggregated, {"search_traces": 8, "options": {"levels": LEVELS}}),
+}
 STEPS, PROBLEMS, LEARNING_RATE = 30, 12, 0.4
 
 
@@ -67,6 +87,5 @@ def test_a_recipe_moves_its_own_objective_up(name):
         episodes = [(1 / PROBLEMS, *sample_episode(plan, theta, rng)) for _ in range(PROBLEMS)]
         theta -= LEARNING_RATE * expected_gradient(config, episodes, theta)
         values.append(goal(theta))
-    print(name, values[0], values[STEPS // 2], values[-1])
     assert values[-1] > values[0] + 0.1
     assert values[STEPS // 2] > values[0]

@@ -1,0 +1,100 @@
+"""SPIRAL over several set sizes (paper, 3.3): traces learn to be useful alone, in pairs, ..., aggregation to use them.
+
+J = sum over the sizes n of J^(n) = E[f^(n)(x, y_1..y_n)], with f^(n) the mean reward of aggregation over n traces. Each
+size has K sets and a baseline of its own; A_j = sum over the drawn sizes of A_marg^(n)_j / M_n (proposition 3.1 at size
+n), which gives every size the same weight. Cost is bounded by `sizes_per_problem`: m of the S sizes are drawn for each
+problem, with equal chances, so that m K N2 aggregation traces are sampled, not S K N2. E[update] = (m / S)
+(grad_search J + K (N2 - 1) grad_aggregation J).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from spiral_mega.algorithm.credit import FloatArray, aggregation_advantages, marginal_set_advantages, set_scores
+from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.plan import Level, Members, Plan
+from spiral_mega.algorithm.sets import gradient_scale, sample_sets
+from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.traces import AGGREGATION, SEARCH, Episode, aggregation_rewards
+
+
+class Options(Section):
+    """`sizes`: the set sizes n; `sizes_per_problem`: m, how many of them each problem gets (null: all)."""
+
+    sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    sizes_per_problem: int | None = Field(default=None, gt=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SizesPlan(Plan):
+    """`drawn` of the `sizes`, by lot; of each the level's design, over all sizes `levels[0].sets` sets."""
+
+    sizes: tuple[int, ...] = ()
+    drawn: int = 1
+
+    def draw_sets(self, rng: np.random.Generator) -> list[Members]:
+        """K sets of each size drawn, size by size."""
+        (level,) = self.levels
+        assert level.design != "independent"
+        sets: list[Members] = []
+        for i in sorted(rng.choice(len(self.sizes), self.drawn, replace=False)):
+            each = level.sets // self.drawn
+            sets += sample_sets(self.search_traces, self.sizes[i], each, rng=rng, method=level.design)
+        return sets
+
+
+class SetSizes:
+    """Marginal set advantages of each size for the search traces, within-set ones for the aggregation traces."""
+
+    components = (SEARCH, AGGREGATION)
+
+    def __init__(self, config: AlgorithmConfig, options: Options) -> None:
+        """Raises ValueError for sizes that are not distinct, or of which no sets can be drawn and compared."""
+        sizes, drawn = options.sizes, options.sizes_per_problem or len(options.sizes)
+        if len(set(sizes)) < len(sizes) or drawn > len(sizes):
+            raise ValueError(
+                f"algorithm.options.sizes is {sizes} and sizes_per_problem {drawn}: give so many distinct ones"
+            )
+        self._scales = {
+            n: gradient_scale(config.search_traces, n, config.num_sets, config.set_design) for n in sorted(sizes)
+        }
+        if alone := [n for n, scale in self._scales.items() if scale == 0]:
+            raise ValueError(
+                f"algorithm.options.sizes holds {alone[0]}, which gives the {config.search_traces} search traces no "
+                "credit (M is 0): leave it out, or raise algorithm.search_traces above it and num_sets above 1"
+            )
+        level = Level(drawn * config.num_sets, max(sizes), config.set_design)
+        self.plan = SizesPlan(
+            config.search_traces, config.aggregation_traces, (level,), sizes=tuple(sorted(sizes)), drawn=drawn
+        )
+        self._config = config
+
+    def assign(self, episode: Episode) -> None:
+        """Credit by size, then the length gate. Raises ValueError without sets or answers, or for another size."""
+        rewards = aggregation_rewards(episode)
+        search: FloatArray = np.zeros(len(episode.search))
+        for size in dict.fromkeys(map(len, episode.sets)):
+            if size not in self._scales:
+                raise ValueError(f"problem {episode.problem.id} has a set of {size}: algorithm.options.sizes lacks it")
+            of_size = [l for l, members in enumerate(episode.sets) if len(members) == size]
+            scores = set_scores([rewards[l] for l in of_size])
+            marginal = marginal_set_advantages([episode.sets[l] for l in of_size], scores, len(search))
+            search += marginal / self._scales[size]
+        assign_gated(episode.search, search, self._config.target_length)
+        for group, advantages in zip(episode.aggregation, aggregation_advantages(rewards), strict=True):
+            assign_gated(group, advantages, self._config.target_length)
+
+    def gradient_scales(self) -> dict[str, float]:
+        """m / S for search, m / S K (N2 - 1) for aggregation."""
+        share = self.plan.drawn / len(self.plan.sizes)
+        return {SEARCH: share, AGGREGATION: share * self._config.num_sets * (self._config.aggregation_traces - 1)}
+
+
+def build(config: AlgorithmConfig, options: Options) -> SetSizes:
+    """The recipe."""
+    return SetSizes(config, options)
