@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics
 from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks, sum_over_ranks
@@ -96,6 +97,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
     """This rank's traces with a gradient, weighted by the denominators of all ranks; collective."""
     local = component_totals([episode for _, episode in kept], run.objective.components)
     totals = _sum_totals(local)
+    all_traces = Regularizers.of(run.config.algorithm).active
     return [
         Sequence(
             key=(draw, position),
@@ -107,7 +109,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
         )
         for draw, episode in kept
         for position, trace in enumerate(episode.traces())
-        if trace.component in totals and trace.effective and trace.response_ids
+        if trace.component in totals and (trace.effective or all_traces) and trace.response_ids
     ]
 
 

@@ -186,6 +186,26 @@ class RolloutConfig(Section):
     )
 
 
+class KlConfig(Section):
+    """A KL penalty to a frozen reference; what each choice optimises is told in algorithm/regularizers.py."""
+
+    coefficient: float = Field(gt=0, description="beta")
+    estimator: Literal["k1", "k2", "k3"] = "k2"
+    apply: Literal["loss", "reward"] = "loss"
+    reference: str | None = Field(
+        default=None, description="Folder of the reference; null: the model that training starts from."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> KlConfig:
+        if self.apply == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "algorithm.kl.estimator is k1 and algorithm.kl.apply loss, whose expected gradient is 0: use k2 or "
+                "k3, or apply it as a reward"
+            )
+        return self
+
+
 class AlgorithmConfig(Section):
     """The paper's N1, n, K, N2 and how credit becomes a loss."""
 
@@ -207,6 +227,10 @@ class AlgorithmConfig(Section):
     clip_low: float = Field(default=0.2, ge=0, description="Ratios are clipped below at 1 - clip_low.")
     clip_high: float = Field(default=0.2, ge=0, description="Ratios are clipped above at 1 + clip_high.")
     ratio_cap: float = Field(default=2.0, gt=0, description="truncated_importance_sampling: largest weight.")
+    entropy_bonus: float = Field(
+        default=0.0, ge=0, description="Times the entropy at each trained token, subtracted from its loss."
+    )
+    kl: KlConfig | None = Field(default=None, description="KL penalty to a reference policy; null: none, as the paper.")
     max_sequence_ratio: float | None = Field(
         default=None,
         gt=1,

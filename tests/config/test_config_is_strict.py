@@ -53,6 +53,8 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.objective=grpo algorithm.options.normalize_std=1", ["algorithm.options.normalize_std", "boolean"]),
         ("algorithm.objective=custom", ["algorithm.options.score: missing", "algorithm.options.score=..."]),
         ("algorithm.objective=custom algorithm.options.score=no.where:f", ["algorithm.options.score", "no.where:f"]),
+        ("algorithm.kl={coefficient: 0.1, estimator: k1}", ["algorithm.kl.estimator", "k1", "expected gradient is 0"]),
+        ("algorithm.kl={coefficient: 0.0}", ["algorithm.kl.coefficient", "greater than 0"]),
         ("algorithm.objective=rloo algorithm.search_traces=1", ["algorithm.search_traces", "rloo"]),
         ("algorithm.component_weights.search=1.0", ["component_weights", "aggregation"]),
         ("algorithm.component_weights=unbiased algorithm.aggregation_traces=1", ["unbiased", "aggregation"]),

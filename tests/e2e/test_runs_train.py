@@ -131,6 +131,21 @@ def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str
     assert ("reward/aggregation" in last) == (not searches_only)
 
 
+def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_the_start(tmp_path: Path) -> None:
+    """Two updates from a start that is its own reference: no distance yet in the first, some in the second."""
+    run = TrainingRun(
+        tmp_path / "run",
+        *("run.steps=2", "algorithm.objective=grpo", "batch.dynamic_sampling=false"),
+        *("algorithm.kl={coefficient: 0.01, estimator: k3}", "algorithm.entropy_bonus=0.001"),
+        ranks=1,
+    ).finish()
+    first, second = run.metrics()
+    for step in (first, second):
+        assert step["train/tokens"] == step["rollout/response_tokens"]
+    assert abs(first["kl/reference"]) < 1e-9
+    assert 1e-6 < second["kl/reference"] < 1
+
+
 def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": "1 2", "answer": null}\n')

@@ -92,8 +92,7 @@ def register_logprobs(model: Any, form: LogitForm) -> None:
 
 
 def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs [U] of the distinct response tokens under softmax(logits / temperature), and entropies [U], without
-    gradient.
+    """Log-probs [U] of the distinct response tokens under softmax(logits / temperature), and entropies [U].
 
     Only the U rows that predict a response token reach the head.
     """
@@ -104,8 +103,9 @@ def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float)
     if isinstance(head, LoraLayer):
         # As a second product the adapter costs R * (H + V) * rank; merged into the weight it would cost a copy of the
         # weight and a gradient of its size.
-        low_rank = head.scaling[ADAPTER] * F.linear(hidden, head.lora_A[ADAPTER].weight)
-        adapter = low_rank, head.lora_B[ADAPTER].weight
+        if not head.disable_adapters:
+            low_rank = head.scaling[ADAPTER] * F.linear(hidden, head.lora_A[ADAPTER].weight)
+            adapter = low_rank, head.lora_B[ADAPTER].weight
         head = head.get_base_layer()
     result = linear_logprob(
         hidden,
@@ -117,4 +117,4 @@ def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float)
         softcap=form.softcap,
     )
     assert result.entropy is not None
-    return result.logprob, result.entropy.detach()
+    return result.logprob, result.entropy

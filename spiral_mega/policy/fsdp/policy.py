@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,19 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.checkpoint.export import save_pretrained
 from spiral_mega.config import Config
-from spiral_mega.distributed import max_over_ranks, sum_over_ranks
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
+from spiral_mega.policy.fsdp.reference import Reference, make_reference
 from spiral_mega.policy.fsdp.weights import adapter_weights, full_weights
+from spiral_mega.policy.loss import Totals, weighted_loss
 from spiral_mega.policy.optimizer import make_optimizer, make_schedule, move_state
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Totals:
-    """Sums over the tokens trained on, this rank's, of what the metrics are made of; on the device until the end."""
-
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    peaks: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, **values: torch.Tensor) -> None:
-        for name, value in values.items():
-            total = value.sum(dtype=torch.float64)
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
 class FsdpPolicy:
@@ -47,7 +35,8 @@ class FsdpPolicy:
         self.config = config
         self.device = runtime.device
         self.model = build_model(config.model, config.policy, runtime, config.run.seed)
-        self.loss_fn = make_loss(config.algorithm)
+        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.reference: Reference | None = make_reference(self.model, config, runtime)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         if config.optimizer.offload:
             move_state(self.optimizer, torch.device("cpu"))
@@ -55,7 +44,7 @@ class FsdpPolicy:
         self.schedule = make_schedule(self.optimizer, config.optimizer, updates)
 
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
-        totals = _Totals()
+        totals = Totals()
         for sequences in microbatches:
             self._accumulate(pack(sequences).to(self.device), totals)
         norm = self._gradient_norm()
@@ -68,7 +57,7 @@ class FsdpPolicy:
         lr = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         return {
-            **_reduce(totals),
+            **totals.reduce(),
             "optim/grad_norm": norm,
             "optim/lr": lr,
             "optim/skipped": float(skipped),
@@ -126,40 +115,15 @@ class FsdpPolicy:
         logprobs, entropy = self.model.logprobs(batch, self.config.rollout.temperature)
         return logprobs[batch.reads], entropy[batch.reads]
 
-    def _accumulate(self, batch: TreeBatch, totals: _Totals) -> None:
-        """Add the gradient of one micro-batch: sum over its R response tokens of weight * token loss."""
+    def _accumulate(self, batch: TreeBatch, totals: Totals) -> None:
+        """Add the gradient of one micro-batch: see `weighted_loss`."""
+        reference = self.reference.logprobs(batch)[batch.reads] if self.reference is not None else None
         logprobs, entropy = self._forward(batch)
-        tokens = self.loss_fn(logprobs, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
-        torch.autograd.backward((tokens.loss * batch.weights).sum())
-        with torch.no_grad():
-            ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
-            totals.add(
-                tokens=torch.ones_like(logprobs), loss=tokens.loss * batch.weights, entropy=entropy, log_ratio=ratio,
-                kl=ratio.exp() - 1 - ratio, clipped=tokens.clipped, masked=tokens.masked,
-            )  # fmt: skip
-            if ratio.numel():
-                totals.peaks.append(ratio.abs().max())
+        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
+        torch.autograd.backward(loss)
 
     def _gradient_norm(self) -> float:
         """Clip to max_grad_norm and return the norm before; not finite when some gradient is not."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         norm = torch.nn.utils.clip_grad_norm_(trainable, self.config.optimizer.max_grad_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-
-def _reduce(totals: _Totals) -> dict[str, float]:
-    sums = sum_over_ranks({name: float(value) for name, value in totals.sums.items()})
-    peak = max_over_ranks({"log_ratio_abs": max((float(each) for each in totals.peaks), default=0.0)})
-    tokens = max(sums.get("tokens", 0.0), 1.0)
-    unmasked = max(tokens - sums.get("masked", 0.0), 1.0)
-    return {
-        "train/loss": sums.get("loss", 0.0),
-        "train/tokens": sums.get("tokens", 0.0),
-        "train/clipped": sums.get("clipped", 0.0) / tokens,
-        "entropy/trained": sums.get("entropy", 0.0) / tokens,
-        "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / unmasked,
-        # Unbiased for KL(sampler || trainer), and never negative: E[r - 1 - log r] under the sampler.
-        "sampler/kl": sums.get("kl", 0.0) / unmasked,
-        "sampler/log_ratio_abs_max": peak["log_ratio_abs"],
-        "sampler/masked_tokens": sums.get("masked", 0.0),
-    }

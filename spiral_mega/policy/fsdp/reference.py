@@ -1,0 +1,70 @@
+"""The frozen policy that `algorithm.kl` is measured to: the adapters switched off, or a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+
+from spiral_mega.config import Config, ModelConfig
+from spiral_mega.errors import ConfigError
+from spiral_mega.packing.batch import TreeBatch
+from spiral_mega.policy.fsdp.model import build_model, read_model_config
+from spiral_mega.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`model` under `frozen`, at the sampler's temperature."""
+
+    model: Any
+    frozen: Callable[[], AbstractContextManager[None]]
+    temperature: float
+
+    @torch.no_grad()
+    def logprobs(self, batch: TreeBatch) -> torch.Tensor:
+        """Log-probs [U] of the distinct response tokens; collective."""
+        with self.frozen():
+            logprobs, _ = self.model.logprobs(batch, self.temperature)
+        self.model.reshard()  # what is kept whole until a backward would, in the policy's forward, still be there
+        return logprobs
+
+
+def make_reference(policy: Any, config: Config, runtime: Runtime) -> Reference | None:
+    """The reference of `config.algorithm.kl`, or None without one; `policy` is the sharded model that is trained.
+
+    Without a path it is the model that training starts from: with LoRA the policy's own base weights, else a second
+    copy, sharded as the policy is. Raises ConfigError for a model of another vocabulary.
+    """
+    kl, temperature = config.algorithm.kl, config.rollout.temperature
+    if kl is None:
+        return None
+    if kl.reference is None and config.model.lora is not None:
+        return Reference(policy, partial(adapters_off, policy), temperature)
+    path = kl.reference or config.model.path
+    sizes = [read_model_config(each).get_text_config().vocab_size for each in (path, config.model.path)]
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"algorithm.kl.reference {path} has {sizes[0]} tokens and model.path {config.model.path} {sizes[1]}: name "
+            "a model of the same tokenizer"
+        )
+    model = build_model(ModelConfig(path=path), config.policy, runtime, config.run.seed)
+    return Reference(model.requires_grad_(False), nullcontext, temperature)
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """Low-rank adapters contribute nothing meanwhile. Not peft's own switch, which changes what requires a gradient."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
