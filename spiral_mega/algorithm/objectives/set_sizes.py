@@ -58,7 +58,8 @@ class SetSizes:
         sizes, drawn = options.sizes, options.sizes_per_problem or len(options.sizes)
         if len(set(sizes)) < len(sizes) or drawn > len(sizes):
             raise ValueError(
-                f"algorithm.options.sizes is {sizes} and sizes_per_problem {drawn}: give so many distinct ones"
+                f"algorithm.options.sizes is {sizes} and sizes_per_problem {drawn}: "
+                "give at least as many distinct sizes"
             )
         self._scales = {
             n: gradient_scale(config.search_traces, n, config.num_sets, config.set_design) for n in sorted(sizes)
