@@ -44,6 +44,9 @@ TRACE_SEPARATOR = "\n\n"
 OMITTED = "[...]"
 """Stands where a view leaves out text of a trace."""
 
+TURN = "(a turn)"
+"""Stands for what the model wrote, where only what follows it is wanted."""
+
 THINK_START, THINK_END = "<think>", "</think>"
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 # \boxed{}, \boxed{...}, \boxed{answer}, or \boxed without braces; a filled box is part of a worked solution.
@@ -100,6 +103,26 @@ class Prompter:
             shown += [(TRACE_SEPARATOR, True)] if shown else []
             shown += _fill(template, number=[(str(number), True)], trace=self._view(trace))
         return self._render(problem, _fill(self._aggregation, problem=self._problem(problem), traces=shown))
+
+    def reply_ids(self, replies: Sequence[dict[str, str]], end_id: int) -> list[int]:
+        """Token ids of an environment's `replies` to a turn that ended with the token `end_id`, and of what opens the
+        next turn: what the chat template puts after that token. Raises UserError if it refuses the messages.
+        """
+        sealed = [{"role": each["role"], "content": self._seal([(each["content"], False)])} for each in replies]
+        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": TURN}]
+        try:
+            text: str = self._apply([*turn, *sealed], tokenize=False)
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(each["role"] for each in replies)
+            raise UserError(
+                f"the tokenizer's chat template refuses an environment's messages of role {roles} after a turn "
+                f"({error}): let rollout.environment reply in a role that it knows"
+            ) from error
+        text = text[text.index(TURN) + len(TURN) :]
+        before, end, after = text.partition(self.tokenizer.decode([end_id]))
+        text = after if end and not before.strip() else text  # the model wrote the end token itself
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def _problem(self, problem: Problem) -> list[Span]:
         text = problem.messages[-1]["content"]

@@ -34,6 +34,9 @@ class Trace:
     its temperature; `cached_tokens` of the prompt were in the engine's prefix cache. `component` is what the loss
     weights apply to ("search", "aggregation"). `advantage` is the credit after the length gate; `gated` says that the
     gate set it to zero. `verification` is "ok", or how the verifier failed on it (its reward is then 0).
+
+    `observed` are ranges [start, stop) of the response that an environment wrote between the model's turns: nobody
+    sampled them, so their log-probs are NaN, and no loss is taken of them. The last turn is `text[answer_start:]`.
     """
 
     component: str
@@ -49,11 +52,18 @@ class Trace:
     advantage: float = 0.0
     gated: bool = False
     cached_tokens: int = 0
+    observed: list[tuple[int, int]] = field(default_factory=list)
+    answer_start: int = 0
 
     @property
     def length(self) -> int:
-        """Response tokens, the end token included."""
-        return len(self.response_ids)
+        """Response tokens that the model wrote, end tokens included."""
+        return len(self.response_ids) - sum(stop - start for start, stop in self.observed)
+
+    @property
+    def answer_text(self) -> str:
+        """The last turn, which is where an answer is looked for."""
+        return self.text[self.answer_start :]
 
     @property
     def effective(self) -> bool:

@@ -106,6 +106,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
             sampler_logprobs=trace.logprobs,
             advantage=trace.advantage,
             weight=run.weighting.trace_weight(trace, totals),
+            observed=tuple(trace.observed),
         )
         for draw, episode in kept
         for position, trace in enumerate(episode.traces())

@@ -8,6 +8,7 @@ from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.sets import check_design
 from spiral_mega.algorithm.weighting import make_weighting
 from spiral_mega.config.schema import Config
+from spiral_mega.environments import make_environment
 from spiral_mega.rewards import check_kind
 
 
@@ -77,6 +78,10 @@ def find_contradictions(config: Config) -> Iterator[str]:
             check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
         except ValueError as error:
             yield f"data.eval needs sets of search traces: {error}"
+    try:
+        make_environment(rollout)
+    except ValueError as error:
+        yield str(error)
     for source in (*config.data.train, *config.data.eval):
         try:
             check_kind(source.kind)

@@ -174,6 +174,12 @@ class RolloutConfig(Section):
     replay: str | None = Field(
         default=None, description="Folder that rollout.record wrote: train on its episodes, without an engine."
     )
+    environment: str | None = Field(
+        default=None,
+        description="What answers a trace's turns: calculator, or package.module:function (spiral_mega/environments); "
+        "null: traces have one turn.",
+    )
+    max_turns: int = Field(default=8, gt=1, description="Turns of the model in a trace that has an environment.")
     temperature: float = Field(default=1.0, gt=0)
     max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
     max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")

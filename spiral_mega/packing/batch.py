@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import compress
 
 import torch
 
@@ -52,9 +53,12 @@ def pack(sequences: list[Sequence]) -> TreeBatch:
             )
     tree = build_tree(sequences or [Sequence((0, 0), [0], [], [], 0.0, 0.0)])
     token_ids, parent, nodes = map(torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes))
+    written = [s.written() for s in sequences]
+    nodes = nodes[torch.tensor([kept for mask in written for kept in mask], dtype=torch.bool)]
     needed = torch.zeros(tree.num_tokens, dtype=torch.bool)
     needed[nodes] = True
-    responses = torch.tensor([len(s.response_ids) for s in sequences], dtype=torch.long)
+    responses = torch.tensor([sum(mask) for mask in written], dtype=torch.long)
+    logprobs = [p for s, mask in zip(sequences, written, strict=True) for p in compress(s.sampler_logprobs, mask)]
     return TreeBatch(
         input_ids=token_ids[None],
         position_ids=torch.from_numpy(tree.depth)[None],
@@ -62,7 +66,7 @@ def pack(sequences: list[Sequence]) -> TreeBatch:
         rows=parent[needed],
         targets=token_ids[needed],
         reads=(needed.cumsum(0) - 1)[nodes],
-        sampler_logprobs=torch.tensor([p for s in sequences for p in s.sampler_logprobs], dtype=torch.float32),
+        sampler_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor([s.advantage for s in sequences], dtype=torch.float32).repeat_interleave(responses),
         weights=torch.tensor([s.weight for s in sequences], dtype=torch.float32).repeat_interleave(responses),
         sequence_ids=torch.arange(len(sequences)).repeat_interleave(responses),

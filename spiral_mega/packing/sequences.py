@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Sequence:
     """A prompt and the response [L] to learn from.
 
-    Its loss is the sum over response tokens of `weight` times the token loss at `advantage`. `weight` holds the
-    component's weight and its denominator over the global batch, so sums of losses need no further scaling.
+    Its loss is the sum of `weight` times the token loss at `advantage` over the response tokens, but for the `observed`
+    ranges [start, stop), which the model did not write. `weight` holds the component's weight and its denominator over
+    the global batch, so sums of losses need no further scaling.
     """
 
     key: tuple[int, int]
@@ -19,6 +20,14 @@ class Sequence:
     sampler_logprobs: list[float]
     advantage: float
     weight: float
+    observed: tuple[tuple[int, int], ...] = ()
+
+    def written(self) -> list[bool]:
+        """Which response tokens [L] the model wrote."""
+        mask = [True] * len(self.response_ids)
+        for start, stop in self.observed:
+            mask[start:stop] = [False] * (stop - start)
+        return mask
 
     @property
     def num_tokens(self) -> int:

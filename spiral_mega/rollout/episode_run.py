@@ -11,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import RolloutConfig
+from spiral_mega.environments import Environment
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verdict, Verifier
+from spiral_mega.rollout.conversation import Conversation
 from spiral_mega.rollout.engine import Request, Sample
 from spiral_mega.seeds import derive_seed
 from spiral_mega.telemetry import warn_once
@@ -39,10 +41,12 @@ class Recipe:
     tokenizer: PreTrainedTokenizerBase
     plan: Plan
     rollout: RolloutConfig
+    environment: Environment | None = None
 
 
 class EpisodeRun:
-    """Takes samples and says what to request next. Keys of requests are (index, component, set index).
+    """Takes samples and says what to request next. Keys of requests are (index, component, set index), and for the
+    later turns of a trace also its index and how many turns went before.
 
     `judged` tells whether its rewards are wanted here: of the ranks of a replica, one asks the verifier.
     """
@@ -51,6 +55,7 @@ class EpisodeRun:
         self.recipe, self.index, self.task, self.judged = recipe, index, task, judged
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
         self.sets = recipe.plan.draw_sets(rng) if aggregates else []
+        self.open: dict[tuple[int | None, int], Conversation] = {}
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
         self.waiting = set(range(len(self.sets))) if recipe.plan.answers else set()
@@ -62,23 +67,20 @@ class EpisodeRun:
         return self._request(SEARCH, None, self.recipe.plan.search_traces)
 
     def receive(self, sample: Sample) -> list[Request]:
-        """Take a trace; the requests of the sets that it completes."""
-        _, component, set_index = sample.key
-        trace = Trace(
-            component=component,
-            index=sample.index,
-            set_index=set_index,
-            prompt_ids=self.prompts[set_index],
-            response_ids=sample.token_ids,
-            logprobs=sample.logprobs,
-            finish=sample.finish,
-            text=self.recipe.tokenizer.decode(sample.token_ids, skip_special_tokens=True),
-            cached_tokens=sample.cached_tokens,
-        )
+        """Take a turn; the request of the trace's next one or, at its end, those of the sets that it completes."""
+        _, component, set_index, *turn = sample.key
+        place = set_index, turn[0] if turn else sample.index
+        if place not in self.open:
+            begun = Trace(component, place[1], self.prompts[set_index], [], [], "stop", "", set_index)
+            self.open[place] = Conversation(begun, list(self.task.problem.messages))
+        self.open[place].add_turn(sample, self.recipe.tokenizer.decode(sample.token_ids, skip_special_tokens=True))
+        if (request := self._next_turn(self.open[place])) is not None:
+            return [request]
+        trace = self.open.pop(place).trace
         (self.search if set_index is None else self.aggregation[set_index])[trace.index] = trace
         if self.judged:
             problem = self.task.problem
-            self.verdicts.append((trace, self.recipe.verifier.submit(trace.text, problem.answer, problem.kind)))
+            self.verdicts.append((trace, self.recipe.verifier.submit(trace.answer_text, problem.answer, problem.kind)))
         requests: list[Request] = []
         while ready := [l for l in sorted(self.waiting) if all(map(self._trace, self.sets[l]))]:
             self.waiting.difference_update(ready)
@@ -110,6 +112,31 @@ class EpisodeRun:
         set_index, index = divmod(position - self.recipe.plan.search_traces, self.recipe.plan.answers)
         return self.aggregation[set_index].get(index)
 
+    def _next_turn(self, talk: Conversation) -> Request | None:
+        """What the model is to write after the environment's reply; None if the trace is at its end."""
+        environment, trace = self.recipe.environment, talk.trace
+        if environment is None or trace.finish != "stop" or talk.turns >= environment.max_turns:
+            return None
+        replies = environment.reply(self.task.problem, talk.messages)
+        if not replies:
+            return None
+        token_ids = self.recipe.prompter.reply_ids(replies, end_id=trace.response_ids[-1])
+        room = self._most_tokens(trace.set_index) - len(trace.response_ids) - len(token_ids)
+        if room < 1:
+            trace.finish = "length"
+            return None
+        talk.add_replies(replies, token_ids)
+        key = (self.index, trace.component, trace.set_index, trace.index, talk.turns)
+        prompt = [*trace.prompt_ids, *trace.response_ids]
+        seed = derive_seed(*self.task.seed_parts, "turn", *map(str, key[1:]))
+        return Request(key, prompt, 1, seed, max_tokens=room, priority=-len(prompt))
+
+    def _most_tokens(self, set_index: int | None) -> int:
+        """The longest response, in tokens."""
+        rollout = self.recipe.rollout
+        limit = self.recipe.plan.limit(set_index) or rollout.max_response_tokens
+        return min(limit, rollout.max_context_tokens - len(self.prompts[set_index]))
+
     def _aggregate(self, set_index: int) -> Request | None:
         members = [trace for position in self.sets[set_index] if (trace := self._trace(position)) is not None]
         prompt = self.recipe.prompter.aggregation_prompt(self.task.problem, members)
@@ -124,14 +151,13 @@ class EpisodeRun:
         return None
 
     def _request(self, component: str, set_index: int | None, count: int) -> Request:
-        rollout, prompt = self.recipe.rollout, self.prompts[set_index]
-        limit = self.recipe.plan.limit(set_index) or rollout.max_response_tokens
+        prompt = self.prompts[set_index]
         return Request(
             key=(self.index, component, set_index),
             prompt_ids=prompt,
             num_samples=count,
             seed=derive_seed(*self.task.seed_parts, component, -1 if set_index is None else set_index),
-            max_tokens=min(limit, rollout.max_context_tokens - len(prompt)),
+            max_tokens=self._most_tokens(set_index),
             # What is nearest to its end goes first, and of sets the one that takes longest to read.
             priority=0 if component == SEARCH else -len(prompt),
         )

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import AlgorithmConfig, RolloutConfig
 from spiral_mega.distributed import exchange, gather_objects
+from spiral_mega.environments import make_environment
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
@@ -63,7 +64,8 @@ class Pipeline:
         plan: Plan | None = None,
     ) -> None:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
-        self.recipe = Recipe(prompter, verifier, tokenizer, plan or Plan.of(algorithm), rollout)
+        plan, environment = plan or Plan.of(algorithm), make_environment(rollout)
+        self.recipe = Recipe(prompter, verifier, tokenizer, plan, rollout, environment)
         self.steps = rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
 
     def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:

@@ -118,6 +118,7 @@ def _episode(row: dict[str, Any]) -> Episode:
     for each in row["traces"]:
         place = each.pop("set_index")
         del each["prompt_length"], each["length"]
+        each["observed"] = [(start, stop) for start, stop in each["observed"]]
         prompt = row["prompts"][0 if place is None else place + 1]
         group = episode.search if each["component"] == SEARCH else episode.aggregation[place]
         group.append(Trace(**each, set_index=place, prompt_ids=prompt))

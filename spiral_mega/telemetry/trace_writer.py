@@ -32,6 +32,8 @@ TRACE = pa.struct(
         "advantage": pa.float64(),
         "gated": pa.bool_(),
         "cached_tokens": pa.int32(),
+        "observed": pa.list_(pa.list_(pa.int32())),
+        "answer_start": pa.int32(),
         "text": pa.large_string(),
         "response_ids": pa.large_list(pa.int32()),
         "logprobs": pa.large_list(pa.float32()),

@@ -21,7 +21,7 @@ def score(problem: Problem, traces: Sequence[Trace]) -> float:
     """The mean reward of the most frequent answers. Traces that state none have no vote; without any vote, 0."""
     answer_of, rewards = load_answer_of(problem.kind), defaultdict(list)
     for trace in traces:
-        if (answer := answer_of(trace.text)) is not None:
+        if (answer := answer_of(trace.answer_text)) is not None:
             rewards[answer].append(trace.reward)
     most = max(map(len, rewards.values()), default=0)
     winners = [sum(each) / len(each) for each in rewards.values() if len(each) == most]

@@ -25,9 +25,11 @@ def make_score(options: Options) -> SetScore:
     """Mean reward times diversity. Traces that state no answer count as one answer."""
 
     def score(problem: Problem, traces: Sequence[Trace]) -> float:
-        key = load_answer_of(problem.kind) if options.diversity == "answers" else str
-        distinct = {key(trace.text) for trace in traces}
-        return sum(trace.reward for trace in traces) / len(traces) * len(distinct) / len(traces)
+        if options.diversity == "answers":
+            distinct = len(set(map(load_answer_of(problem.kind), (trace.answer_text for trace in traces))))
+        else:
+            distinct = len({trace.text for trace in traces})
+        return sum(trace.reward for trace in traces) / len(traces) * distinct / len(traces)
 
     return score
 

@@ -1,0 +1,57 @@
+"""A calculator: a turn that ends in <calc>2 * (3 + 4)</calc> is answered by the value, exactly while that is short.
+
+Numbers, + - * /, parentheses. Anything else is answered by what is wrong with it, so that the model can mend it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from spiral_mega.traces import Problem
+
+MAX_CHARS = 200  # bounds the work: without powers, digits grow no faster than the text
+LARGEST = 10**60
+_CALL = re.compile(r"<calc>((?:(?!</?calc>).)*)</calc>\s*\Z", re.DOTALL)
+_OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def reply(problem: Problem, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The value of the last turn's call as a message of the tool; nothing if the turn does not end in a call."""
+    call = _CALL.search(messages[-1]["content"])
+    return [{"role": "tool", "content": calculate(call[1])}] if call else []
+
+
+def calculate(text: str) -> str:
+    """The value of an arithmetic expression: an integer, else a decimal of at most 12 digits, or an error's text."""
+    if len(text) > MAX_CHARS:
+        return f"error: longer than {MAX_CHARS} characters"
+    try:
+        value = _value(ast.parse(text.strip(), mode="eval").body)
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "error: not an arithmetic expression"
+    if abs(value) > LARGEST:
+        return "error: too large"
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
+
+
+def _value(node: ast.AST) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.operand))
+    raise ValueError("no arithmetic")

@@ -1,0 +1,33 @@
+"""Environments of the tests, by import path."""
+
+
+def counts_turns(problem, messages):
+    """Answers two turns with words, the second in two messages, and ends the third."""
+    turns = sum(message["role"] == "assistant" for message in messages)
+    if turns == 1:
+        return [{"role": "tool", "content": "w60 w61"}]
+    if turns == 2:
+        return [{"role": "tool", "content": "w62"}, {"role": "user", "content": "w63 <|end|>"}]
+    return []
+
+
+def never_ends(problem, messages):
+    return [{"role": "user", "content": "w60"}]
+
+
+def silent(problem, messages):
+    return []
+
+
+def fails(problem, messages):
+    raise RuntimeError("out of order")
+
+
+def replies_text(problem, messages):
+    return "w60"
+
+
+def echoes_target(problem, messages):
+    """In the demo's game: the first turn is answered by the problem once more, whatever it was."""
+    turns = sum(message["role"] == "assistant" for message in messages)
+    return [{"role": "user", "content": problem.messages[-1]["content"]}] if turns == 1 else []

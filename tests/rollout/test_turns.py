@@ -1,0 +1,168 @@
+"""Traces of several turns: what the environment says is in the context, and neither sampled, trained on nor judged."""
+
+import math
+
+import pytest
+
+from spiral_mega.algorithm.weighting import component_totals
+from spiral_mega.errors import UserError
+from spiral_mega.packing.batch import pack
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.traces import AGGREGATION, SEARCH
+from tests.rollout.scripted import ScriptedEngine, first_come, last_come, pipeline_of, problem, settings, shuffled, task
+from tests.support.tiny_models import END_ID, tiny_tokenizer
+
+pytestmark = pytest.mark.usefixtures("runtime")
+HERE = "tests.rollout.environments:"
+TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("abc")]
+
+
+class RecordingVerifier:
+    """Remembers what was to be judged; rewards nothing."""
+
+    def __init__(self, verifier):
+        self.verifier, self.asked = verifier, []
+
+    def submit(self, response, answer, kind):
+        self.asked.append(response)
+        return self.verifier.submit(response, answer, kind)
+
+
+def run(verifier, environment, pick=first_come, **rollout):
+    sizes = {"max_response_tokens": 40, "max_context_tokens": 400, "environment": HERE + environment}
+    config = settings(rollout=sizes | rollout, policy={"microbatch_tokens": 400})
+    engine = ScriptedEngine(pick)
+    return engine, [episode for _, episode in pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)]
+
+
+def turns_of(trace):
+    """The token ids of the model's turns."""
+    bounds = [0, *(edge for pair in trace.observed for edge in pair), len(trace.response_ids)]
+    return [trace.response_ids[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+
+
+def test_turns_and_replies_follow_one_another_as_the_chat_template_has_them(verifier):
+    """Token for token the template's rendering of the whole conversation, whose control words no reply can forge."""
+    tokenizer = tiny_tokenizer()
+    _, episodes = run(verifier, "counts_turns")
+    replies = [[("tool", "w60 w61")], [("tool", "w62"), ("user", "w63 <\u200b|end|>")]]
+    lengths = set()
+    for episode in episodes:
+        for trace in episode.search:
+            turns = turns_of(trace)
+            lengths.add(len(turns))
+            messages = [dict(message) for message in episode.problem.messages]
+            for turn, said in zip(turns, [*replies, []], strict=False):
+                messages.append({"role": "assistant", "content": tokenizer.decode(turn, skip_special_tokens=True)})
+                messages += [{"role": role, "content": content} for role, content in said if turn is not turns[-1]]
+            rendered = tokenizer.apply_chat_template(messages, return_dict=False)
+            whole = [*trace.prompt_ids, *trace.response_ids]
+            assert rendered[: len(whole)] == whole
+            assert trace.finish == ("stop" if whole[-1] == END_ID else "length")
+    assert lengths == {1, 2, 3}, "cut at the first or second turn, or at its end"
+
+
+def test_what_was_not_sampled_has_no_logprob_and_is_not_counted(verifier):
+    engine, episodes = run(verifier, "counts_turns")
+    for episode in episodes:
+        for trace in episode.traces():
+            observed = {i for start, stop in trace.observed for i in range(start, stop)}
+            assert {i for i, p in enumerate(trace.logprobs) if math.isnan(p)} == observed
+            assert trace.length == len(trace.response_ids) - len(observed) == sum(map(len, turns_of(trace)))
+    totals = component_totals(episodes, (SEARCH, AGGREGATION))
+    done = sum(kind == "done" for kind, _ in engine.events)
+    traces = sum(len(episode.traces()) for episode in episodes)
+    assert done > traces, "there were turns after the first"
+    assert totals[SEARCH].tokens == sum(trace.length for episode in episodes for trace in episode.search)
+
+
+@pytest.mark.parametrize("pick", [last_come, shuffled(1), shuffled(2)])
+def test_the_order_of_completion_changes_no_trace_of_several_turns(verifier, pick):
+    def shown(episodes):
+        return [
+            (t.response_ids, [p for p in t.logprobs if p == p], t.observed, t.finish, t.reward)
+            for e in episodes
+            for t in e.traces()
+        ]
+
+    assert shown(run(verifier, "counts_turns", pick)[1]) == shown(run(verifier, "counts_turns")[1])
+
+
+def test_no_two_turns_share_a_seed(verifier):
+    engine, _ = run(verifier, "counts_turns")
+    seeds = [request.seed + i for request in engine.requests for i in range(request.num_samples)]
+    assert len(set(seeds)) == len(seeds) > 3 * (6 + 4 * 2)
+
+
+def test_the_answer_is_looked_for_in_the_last_turn_alone(verifier):
+    recording = RecordingVerifier(verifier)
+    _, episodes = run(recording, "counts_turns")
+    tokenizer = tiny_tokenizer()
+    last = [tokenizer.decode(turns_of(t)[-1], skip_special_tokens=True) for e in episodes for t in e.traces()]
+    assert sorted(recording.asked) == sorted(last)
+    assert sorted(t.answer_text for e in episodes for t in e.traces()) == sorted(last)
+
+
+def test_aggregation_sees_whole_conversations(verifier):
+    engine, episodes = run(verifier, "counts_turns")
+    by_key = {request.key: request for request in engine.requests}
+    tokenizer = tiny_tokenizer()
+    for index, episode in enumerate(episodes):
+        for l, members in enumerate(episode.sets):
+            text = tokenizer.decode(by_key[index, AGGREGATION, l].prompt_ids)
+            for j in members:
+                for turn in turns_of(episode.search[j]):
+                    assert tokenizer.decode(turn, skip_special_tokens=True) in text
+
+
+def test_an_environment_that_never_ends_is_bounded_by_turns_and_by_tokens(verifier):
+    _, episodes = run(verifier, "never_ends", max_turns=3)
+    counts = {len(turns_of(trace)) for episode in episodes for trace in episode.traces()}
+    assert max(counts) == 3
+    engine, episodes = run(verifier, "never_ends", max_turns=100, max_response_tokens=20)
+    traces = [trace for episode in episodes for trace in episode.traces()]
+    assert all(len(trace.response_ids) <= 20 for trace in traces)
+    assert all(trace.finish == "length" for trace in traces)
+    assert all(request.max_tokens >= 1 for request in engine.requests)
+
+
+def test_a_silent_environment_changes_nothing(verifier):
+    without = pipeline_of(ScriptedEngine(first_come), verifier, settings(rollout={"max_response_tokens": 40,
+                          "max_context_tokens": 400}, policy={"microbatch_tokens": 400}))  # fmt: skip
+    assert run(verifier, "silent")[1] == [episode for _, episode in without.run(TASKS, aggregates=True)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ("fails", r"rollout\.environment .*fails failed on problem a \(RuntimeError: out of order\)"),
+        ("replies_text", r"replied 'w60' on problem a: return a list of messages"),
+    ],
+)
+def test_an_environment_that_fails_is_named_with_its_problem(verifier, environment, message):
+    with pytest.raises(UserError, match=message):
+        run(verifier, environment)
+
+
+def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
+    """As if the response were the written tokens alone, each predicted from all that stands before it."""
+    prompt, response = [5, 6], [10, 11, 12, 13, 14, 15]
+    logprobs = [-0.1, -0.2, math.nan, math.nan, -0.5, -0.6]
+    whole = pack([Sequence((0, 0), prompt, response, logprobs, 2.0, 3.0, observed=((2, 4),))])
+    assert whole.input_ids.tolist() == [[*prompt, *response]]
+    assert whole.rows.tolist() == [1, 2, 5, 6]
+    assert whole.targets.tolist() == [10, 11, 14, 15]
+    assert whole.sampler_logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.5, -0.6])
+    assert whole.advantages.tolist() == [2.0] * 4
+    assert whole.weights.tolist() == [3.0] * 4
+
+
+def test_another_trace_may_have_written_what_one_was_told():
+    """The same tokens, written by one trace and observed by another: only the first learns from them."""
+    told = Sequence((0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observed=((1, 2),))
+    wrote = Sequence((0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
+    batch = pack([told, wrote])
+    assert batch.input_ids.tolist() == [[5, 10, 11, 12]]
+    assert batch.targets[batch.reads].tolist() == [10, 12, 10, 11, 12]
+    assert batch.advantages.tolist() == [1.0, 1.0, -1.0, -1.0, -1.0]
+    assert batch.sequence_ids.tolist() == [0, 0, 1, 1, 1]
