@@ -69,8 +69,9 @@ class TreeLayout:
     def blocks(self, window: int | None = None) -> list[Blocks]:
         """Blocks that together hold every pair of the tree once. The first has all rows in order.
 
-        Without `window`: each segment against itself, then level by level, descendants against the segment. A token
-        that sees only the `window` last of its path, itself among them, has them in one block of gathered keys.
+        Without `window`: each segment against itself, then level by level, descendants against the segment, and
+        against those above it where that spares a level. A token that sees only the `window` last of its path, itself
+        among them, has them in one block of gathered keys.
         """
         if window is not None and window > int(self.depth.max()):
             window = None
@@ -80,12 +81,27 @@ class TreeLayout:
 
     def _by_level(self) -> list[Blocks]:
         own = [range(s.start, s.stop) for s in self.segments]
+        # Of each segment with descendants: the keys that its block has for them, and by level, which segments' blocks
+        # hold its path.
+        keys: dict[int, list[range]] = {}
+        holders: dict[int, tuple[int, ...]] = {}
+        levels: list[list[tuple[range, int]]] = []  # of each, the rows and whose keys they see
+        for i, segment in enumerate(self.segments):
+            above = holders[segment.path[-1]] if segment.path else ()
+            for level, holder in enumerate(above):
+                _append(levels[level], own[i], holder)
+            if segment.end == segment.stop:
+                continue
+            # A level more costs a merge of the rows below; a copy of the keys above into this block, those keys.
+            if above and segment.end - segment.stop >= sum(map(len, keys[above[-1]])):
+                keys[i], holders[i] = [*keys[above[-1]], own[i]], (*above[:-1], i)
+            else:
+                keys[i], holders[i] = [own[i]], (*above, i)
+            if len(holders[i]) > len(levels):
+                levels.append([])
         blocks = [self._make(own, own, causal=True)]
-        inner = [s for s in self.segments if s.end > s.stop]
-        for level in range(max((len(s.path) for s in inner), default=-1) + 1):
-            members = [s for s in inner if len(s.path) == level]
-            below = [range(s.stop, s.end) for s in members]
-            blocks.append(self._make(below, [range(s.start, s.stop) for s in members], causal=False))
+        for pieces in levels:
+            blocks.append(self._make([r for r, _ in pieces], [keys[holder] for _, holder in pieces], causal=False))
         return blocks
 
     def _by_path(self, window: int) -> Blocks:
@@ -121,6 +137,13 @@ class TreeLayout:
         if all(a.stop == b.start for a, b in pairwise(ranges)):
             return slice(ranges[0].start, ranges[-1].stop)
         return torch.from_numpy(np.concatenate([np.arange(r.start, r.stop) for r in ranges])).to(self.device)
+
+
+def _append(pieces: list[tuple[range, int]], rows: range, holder: int) -> None:
+    """Add rows that see `holder`'s keys, to the last piece where they go on from it."""
+    if pieces and pieces[-1][1] == holder and pieces[-1][0].stop == rows.start:
+        rows = range(pieces.pop()[0].start, rows.stop)
+    pieces.append((rows, holder))
 
 
 def find_segments(depth: Ints, subtree_end: Ints) -> list[Segment]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spiral_mega.packing.layout import TreeLayout
+from spiral_mega.packing.layout import Blocks, TreeLayout
 from spiral_mega.packing.varlen import Grads, ScoreForm, Varlen
 
 
@@ -41,13 +41,14 @@ class _TreeAttention(torch.autograd.Function):
         for blocks in others:
             rows, cols = blocks.rows, blocks.cols
             part, part_lse = varlen.forward(q[rows], k[cols], v[cols], blocks, form)
-            merged = torch.logaddexp(lse[:, rows], part_lse)
-            out[rows] *= _by_row(lse[:, rows] - merged)
-            out[rows] += _by_row(part_lse - merged) * part
-            lse[:, rows] = merged
+            share = torch.sigmoid(part_lse - lse[:, rows]).T[..., None]
+            merged = out[rows].lerp_(part.to(out.dtype), share)  # in place, if rows is a slice
+            if not isinstance(rows, slice):
+                out[rows] = merged
+            lse[:, rows] = torch.logaddexp(lse[:, rows], part_lse)
         if sinks is not None:  # one more term in every sum of exponentials, with a value of zero
             merged = torch.logaddexp(lse, sinks[:, None].to(lse.dtype))
-            out, lse = out * _by_row(lse - merged), merged
+            out, lse = out * (lse - merged).exp().T[..., None], merged
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         ctx.how = varlen, layout, form
@@ -58,23 +59,24 @@ class _TreeAttention(torch.autograd.Function):
         q, k, v, sinks, out, lse = ctx.saved_tensors
         varlen, layout, form = ctx.how
         dtype = torch.promote_types(q.dtype, torch.float32)
-        dq, dk, dv = (torch.zeros(x.shape, dtype=dtype, device=x.device) for x in (q, k, v))
-        for blocks in layout.blocks(form.window):
+
+        def gradients(blocks: Blocks) -> Grads:
             rows, cols = blocks.rows, blocks.cols
-            parts: Grads = varlen.backward(grad[rows], q[rows], k[cols], v[cols], out[rows], lse[:, rows], blocks, form)
-            dq[rows] += parts[0]
-            for total, part in ((dk, parts[1]), (dv, parts[2])):
-                if isinstance(cols, slice):
-                    total[cols] += part
+            return varlen.backward(grad[rows], q[rows], k[cols], v[cols], out[rows], lse[:, rows], blocks, form)
+
+        first, *others = layout.blocks(form.window)
+        dq, dk, dv = (x.to(dtype) for x in gradients(first))
+        if not isinstance(first.cols, slice):
+            dk, dv = (torch.zeros(k.shape, dtype=dtype, device=k.device).index_add_(0, first.cols, x) for x in (dk, dv))
+        for blocks in others:
+            places = blocks.rows, blocks.cols, blocks.cols
+            for total, place, part in zip((dq, dk, dv), places, gradients(blocks), strict=True):
+                if isinstance(place, slice):
+                    total[place].add_(part)
                 else:
-                    total.index_add_(0, cols, part.to(dtype))
+                    total.index_add_(0, place, part.to(dtype))
         dsinks = None
         if sinks is not None:
             delta = (grad.to(dtype) * out).sum(-1).T
             dsinks = -((sinks[:, None].to(lse.dtype) - lse).exp() * delta).sum(1).to(sinks.dtype)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
-
-
-def _by_row(log_weights: torch.Tensor) -> torch.Tensor:
-    """exp of [H, T], for rows [T, H, D]."""
-    return log_weights.exp().T[..., None]

@@ -15,6 +15,8 @@ import torch
 
 from spiral_mega.packing.layout import Blocks, Rows
 
+SMALL = 2**13  # scores of a block; fewer take less time than a call does
+
 Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -82,19 +84,22 @@ class TorchVarlen:
 
 
 def _alike(blocks: Blocks, device: torch.device) -> list[tuple[Rows, Rows, tuple[int, int]]]:
-    """The blocks by size (Lq, Lk), those of one size together: a call costs as much as many small blocks."""
+    """The blocks by size (Lq, Lk), small ones of one size together: a call costs as much as many of them."""
     by_size = defaultdict(list)
     for (q0, q1), (k0, k1) in zip(pairwise(blocks.bounds_q), pairwise(blocks.bounds_k), strict=True):
-        by_size[q1 - q0, k1 - k0].append((q0, k0))
+        size = q1 - q0, k1 - k0
+        by_size[size, q0 if size[0] * size[1] > SMALL else -1].append((q0, k0))
     found: list[tuple[Rows, Rows, tuple[int, int]]] = []
-    for size, starts in by_size.items():
+    for ((lq, lk), _), starts in by_size.items():
         if len(starts) == 1:
-            (q0, k0), (lq, lk) = starts[0], size
-            found.append((slice(q0, q0 + lq), slice(k0, k0 + lk), size))
+            ((q0, k0),) = starts
+            found.append((slice(q0, q0 + lq), slice(k0, k0 + lk), (lq, lk)))
         else:
             index = torch.tensor(starts, device=device)
-            rows, cols = ((index[:, i : i + 1] + torch.arange(size[i], device=device)).flatten() for i in (0, 1))
-            found.append((rows, cols, size))
+            rows, cols = (
+                (index[:, i : i + 1] + torch.arange(n, device=device)).flatten() for i, n in ((0, lq), (1, lk))
+            )
+            found.append((rows, cols, (lq, lk)))
     return found
 
 
