@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 SetDesign = Literal["uniform", "ordered", "balanced"]
+SetOrder = Literal["ascending", "random"]
 
 # Balanced sets are drawn by rejection, a partition at a time. The last partition must be accepted about this often,
 # and a draw that found no new partition in this many tries (it may be at a dead end) starts again.
@@ -43,6 +44,11 @@ def sample_sets(
         return _draw_partitions(num_traces, set_size, num_sets, rng)
     unrank = _arrangement if method == "ordered" else _combination
     return [unrank(rank, num_traces, set_size) for rank in _distinct_below(population, num_sets, rng)]
+
+
+def list_in_order(sets: list[tuple[int, ...]], order: SetOrder, *, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """The same sets as the aggregator is to read them: as `sample_sets` lists them, or each in an order of its own."""
+    return sets if order == "ascending" else [tuple(rng.permutation(members).tolist()) for members in sets]
 
 
 def check_design(num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform") -> None:

@@ -68,6 +68,11 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "
             f"({rollout.max_response_tokens}), so the gate could never close: lower it, or set it to null"
         )
+    if algorithm.set_order == "random" and algorithm.set_design == "ordered":
+        yield (
+            "algorithm.set_order is 'random', but the sets of algorithm.set_design 'ordered' come in a random order of "
+            "their own: leave algorithm.set_order at ascending, or choose another design"
+        )
     if batch.problems % batch.minibatches:
         yield (
             f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "

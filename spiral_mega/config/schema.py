@@ -222,6 +222,11 @@ class AlgorithmConfig(Section):
     num_sets: int = Field(default=4, gt=0, description="K")
     aggregation_traces: int = Field(default=4, gt=0, description="N2, for each set")
     set_design: Literal["uniform", "ordered", "balanced"] = "uniform"
+    set_order: Literal["ascending", "random"] = Field(
+        default="ascending",
+        description="How a set lists its traces: ascending, so that sets share leading traces and their tokens, or "
+        "each set at random. The design 'ordered' has orders of its own.",
+    )
     target_length: int | None = Field(default=None, gt=0, description="L_target of the length gate; null: no gate.")
     component_weights: Literal["paper", "unbiased"] | dict[str, float] = "paper"
     loss_reduction: (

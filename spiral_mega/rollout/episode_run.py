@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sets import SetOrder, list_in_order
 from spiral_mega.config import RolloutConfig
 from spiral_mega.environments import Environment
 from spiral_mega.prompts import Prompter
@@ -40,6 +41,7 @@ class Recipe:
     verifier: Verifier
     tokenizer: PreTrainedTokenizerBase
     plan: Plan
+    set_order: SetOrder
     rollout: RolloutConfig
     environment: Environment | None = None
 
@@ -54,7 +56,7 @@ class EpisodeRun:
     def __init__(self, recipe: Recipe, index: int, task: Task, *, aggregates: bool, judged: bool) -> None:
         self.recipe, self.index, self.task, self.judged = recipe, index, task, judged
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
-        self.sets = recipe.plan.draw_sets(rng) if aggregates else []
+        self.sets = list_in_order(recipe.plan.draw_sets(rng), recipe.set_order, rng=rng) if aggregates else []
         self.open: dict[tuple[int | None, int], Conversation] = {}
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]

@@ -65,7 +65,7 @@ class Pipeline:
     ) -> None:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
         plan, environment = plan or Plan.of(algorithm), make_environment(rollout)
-        self.recipe = Recipe(prompter, verifier, tokenizer, plan, rollout, environment)
+        self.recipe = Recipe(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
         self.steps = rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
 
     def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:

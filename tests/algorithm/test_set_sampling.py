@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spiral_mega.algorithm.sets import SetDesign, check_design, coverage_probability, gradient_scale, sample_sets
+from spiral_mega.algorithm.sets import (
+    SetDesign,
+    check_design,
+    coverage_probability,
+    gradient_scale,
+    list_in_order,
+    sample_sets,
+)
 
 METHODS = ["uniform", "ordered", "balanced"]
 
@@ -76,6 +83,16 @@ def test_balanced_law_does_not_change_when_traces_are_renamed():
         statistic = sum((counts[member] - expected) ** 2 / expected for member in orbit)
         assert abs(statistic - (len(orbit) - 1)) < 5 * math.sqrt(2 * len(orbit))
         left -= orbit
+
+
+def test_random_order_is_any_order_of_each_set_alike_and_of_the_same_sets():
+    rng = np.random.default_rng(7)
+    sets = [(0, 2, 5), (1, 2, 3)]
+    assert list_in_order(sets, "ascending", rng=rng) == sets
+    listings = [tuple(list_in_order(sets, "random", rng=rng)) for _ in range(7200)]
+    alike = itertools.product(*(itertools.permutations(members) for members in sets))
+    assert_uniform(Counter(listings), set(alike), len(listings))
+    assert all(type(trace) is int for members in listings[0] for trace in members)
 
 
 def valid_designs():

@@ -42,6 +42,8 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.num_sets=71", ["num_sets", "71", "70"]),
         ("algorithm.set_design=balanced algorithm.set_size=3", ["balanced", "3", "8"]),
         ("algorithm.set_design=balanced algorithm.num_sets=3", ["num_sets", "3", "partition"]),
+        ("algorithm.set_design=ordered algorithm.set_order=random", ["algorithm.set_order", "ascending", "'ordered'"]),
+        ("algorithm.set_order=descending", ["algorithm.set_order", "descending", "'random'"]),
         ("algorithm.set_design=pretty", ["algorithm.set_design", "pretty", "'balanced'"]),
         ("algorithm.objective=spirl", ["algorithm.objective", "spirl", "grpo, ", "spiral"]),
         ("algorithm.target_length=201", ["algorithm.target_length", "201", "rollout.max_response_tokens", "200"]),

@@ -75,6 +75,17 @@ def test_the_order_of_completion_changes_no_episode(verifier, design, num_sets):
         assert run(ScriptedEngine(pick), verifier, config) == expected
 
 
+@pytest.mark.parametrize("pick", [first_come, shuffled(3)])
+def test_a_random_order_changes_the_listing_of_sets_and_nothing_else(verifier, pick):
+    ascending = run(ScriptedEngine(first_come), verifier)
+    listed = run(ScriptedEngine(pick), verifier, settings(algorithm={"set_order": "random"}))
+    assert listed == run(ScriptedEngine(last_come), verifier, settings(algorithm={"set_order": "random"}))
+    for ours, theirs in zip(listed, ascending, strict=True):
+        assert [tuple(sorted(members)) for members in ours.sets] == theirs.sets
+        assert ours.search == theirs.search
+    assert any(ours.sets != theirs.sets for ours, theirs in zip(listed, ascending, strict=True))
+
+
 def test_steps_that_finish_nothing_change_nothing(verifier):
     assert run(ScriptedEngine(first_come, idle_steps=3), verifier) == run(ScriptedEngine(first_come), verifier)
 
