@@ -10,6 +10,7 @@ from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks, sum_over_ranks
 from spiral_mega.evaluation.accuracy import evaluate
 from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.metrics import packing_metrics
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.report import summarise
 from spiral_mega.rollout.batch import Batch
@@ -73,9 +74,10 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         for part in _minibatches(batch, config.batch.minibatches):
             with timer("exchange"):
                 microbatches = distribute(_sequences(run, part), config.policy.microbatch_tokens)
+                packing = packing_metrics(microbatches, config.policy.microbatch_tokens)
             with timer("update"):
                 if microbatches:
-                    updates.append(run.policy.update(microbatches))
+                    updates.append(run.policy.update(microbatches) | packing)
         metrics |= _combine(updates) | {"optim/updates": float(len(updates))}
         with timer("sync"):
             metrics |= run.sync()

@@ -56,7 +56,7 @@ def cut(branches: Seq[Branch], budget: int) -> list[Part]:
     parts = []
     stop = len(branches)
     while stop:
-        parts.append(_part(branches[first[stop] : stop]))
+        parts.append(as_part(branches[first[stop] : stop]))
         stop = first[stop]
     return parts[::-1]
 
@@ -99,13 +99,23 @@ def distribute(local: list[Sequence], budget: int) -> list[list[Sequence]]:
     return [[by_key[key] for key in members] for members in plan[dist.get_rank()]]
 
 
+def split(sequences: list[Sequence], budget: int) -> list[list[Sequence]]:
+    """One rank's own sequences in as few micro-batches as fit, as `plan_microbatches` puts them together."""
+    draws = defaultdict(list)
+    for sequence in sequences:
+        draws[sequence.key[0]].append(sequence)
+    by_key = {sequence.key: sequence for sequence in sequences}
+    (plan,) = plan_microbatches([branches_of(draw) for draw in draws.values()], budget, 1)
+    return [[by_key[key] for key in members] for members in plan]
+
+
 def branches_of(draw: list[Sequence]) -> list[Branch]:
     """The sequences of one draw as `cut` and the plan take them."""
     tokens, order, shared = sort_tokens(draw)
     return [Branch(draw[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]
 
 
-def _part(branches: Seq[Branch]) -> Part:
+def as_part(branches: Seq[Branch]) -> Part:
     """The tree of consecutive branches, of which the first shares its beginning with none before it."""
     new = [(0 if i == 0 else branch.shared, branch.length) for i, branch in enumerate(branches)]
     tokens = sum(stop - start for start, stop in new)

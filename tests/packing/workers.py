@@ -3,6 +3,7 @@
 import random
 
 from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.metrics import packing_metrics
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.runtime import Runtime
 
@@ -17,3 +18,9 @@ def distribute_all(runtime: Runtime, arguments: list[tuple[list[Sequence], int, 
         rng.shuffle(mine)
         results.append(distribute(mine, budget))
     return results
+
+
+def measure(runtime: Runtime, arguments: tuple[list[list[list[list[Sequence]]]], int]) -> list[dict[str, float]]:
+    """Metrics of each case, [rank][micro-batch] of sequences, at a budget."""
+    cases, budget = arguments
+    return [packing_metrics(case[runtime.rank], budget) for case in cases]
