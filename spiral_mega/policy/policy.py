@@ -18,7 +18,10 @@ class Policy(Protocol):
         """One optimizer step on this rank's micro-batches (every rank has as many). Metrics, equal on all ranks."""
 
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective."""
+        """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective.
+
+        Without gradient, through token trees of at most `policy.microbatch_tokens`. Keys are unique.
+        """
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors by Hugging Face name, one at a time, in `dtype` or their own; collective.

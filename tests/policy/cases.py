@@ -56,6 +56,7 @@ GRADIENTS = {
     "LoRA, untied, checkpointing": GradientCase("llama-untied", lora=LORA, policy=CHECKPOINTED),
     "LoRA on two layers only": GradientCase("llama-tied", lora=LORA | {"targets": ["q_proj", "down_proj"]}),
 }
+LOGPROBS = ("temperature 0.7", "LoRA, tied head adapted")
 BF16 = GradientCase("qwen3-tied", policy={"param_dtype": "bfloat16"})
 UPDATES = {
     "tied": ("qwen3-tied", None),
@@ -136,6 +137,10 @@ class Lab:
                 "adapters": self.adapters(case),
             }
             cases[f"gradients: {name}"] = "gradients", arguments
+            if name in LOGPROBS:
+                sections = case.sections() | {"policy": case.policy | {"microbatch_tokens": 40}}
+                common = {"model": self.model(case.model), "sections": sections, "adapters": self.adapters(case)}
+                cases[f"logprobs: {name}"] = "logprobs", common | {"sequences": self.sequences(case)}
         for name, (model, lora) in UPDATES.items():
             common = {"model": self.model(model), "sections": training_sections(lora)}
             batches = self.batches(model)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from spiral_mega.packing.tree import build_tree
-from tests.policy.cases import BF16, GRADIENTS, SPLITS, Lab
-from tests.policy.reference import gradients_of
+from tests.policy.cases import BF16, GRADIENTS, LOGPROBS, SPLITS, Lab
+from tests.policy.reference import gradients_of, token_logprobs
 
 WORLDS = (1, 2, 4)
 
@@ -53,6 +53,19 @@ def test_tokens_without_a_sampler_logprob_are_counted_and_left_out(lab: Lab, nam
         assert found["metrics"]["sampler/masked_tokens"] == holes
         assert found["metrics"]["train/loss"] == pytest.approx(loss, abs=1e-5)
         assert largest_difference(found["gradients"], expected) < 1e-6
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("name", LOGPROBS)
+def test_logprobs_without_gradient_are_those_of_the_plain_model(lab: Lab, name: str, world_size: int) -> None:
+    case = GRADIENTS[name]
+    plain, (found, *others) = lab.plain(case), [rank[f"logprobs: {name}"] for rank in lab.results[world_size]]
+    assert found.keys() == {s.key for s in lab.sequences(case)}
+    assert not any(others)
+    for sequence in lab.sequences(case):
+        with torch.no_grad():
+            expected = token_logprobs(plain, sequence, case.temperature)
+        torch.testing.assert_close(found[sequence.key], expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("world_size", WORLDS)

@@ -49,6 +49,18 @@ def gradients(
     return results | {"dtypes": {p.dtype for p in policy.model.parameters()}}
 
 
+def logprobs(
+    runtime: Runtime, model: Path, sections: Sections, sequences: list[Sequence], adapters: Tensors | None
+) -> dict[tuple[int, int], torch.Tensor]:
+    """By key, of `sequences`, which are all rank 0's: the others take part with none."""
+    policy = FsdpPolicy(make_config(model, **sections), runtime)
+    for name, whole in (adapters or {}).items():
+        _set(policy.model.get_parameter(name), whole)
+    mine = sequences if runtime.is_main else []
+    parts = policy.logprobs(mine).split([len(s.response_ids) for s in mine] or [0])
+    return {s.key: part for s, part in zip(mine, parts, strict=False)}
+
+
 def updates(
     runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], export: Path | None = None
 ) -> dict[str, Any]:

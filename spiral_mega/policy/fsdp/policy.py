@@ -16,6 +16,8 @@ from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.checkpoint.export import save_pretrained
 from spiral_mega.config import Config
+from spiral_mega.distributed import max_over_ranks
+from spiral_mega.packing.balance import Key, split
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.fsdp.model import build_model
@@ -73,9 +75,15 @@ class FsdpPolicy:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
-        logprobs, _ = self._forward(pack(sequences).to(self.device))
+        microbatches = split(sequences, self.config.policy.microbatch_tokens)
+        rounds = int(max_over_ranks({"rounds": len(microbatches)})["rounds"])
+        found: dict[Key, torch.Tensor] = {}
+        for members in [*microbatches, *([[]] * (rounds - len(microbatches)))]:
+            logprobs, _ = self._forward(pack(members).to(self.device))
+            parts = torch.split(logprobs, [len(s.response_ids) for s in members] or [0])
+            found |= zip([s.key for s in members], parts, strict=False)
         self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
-        return logprobs
+        return torch.cat([found[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         limit = int(self.config.rollout.sync_bucket_mb * 2**20)
