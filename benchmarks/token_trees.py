@@ -5,7 +5,7 @@
     python -m benchmarks.token_trees --shape grpo --prompt 512    # 16 responses to one prompt
     python -m benchmarks.token_trees --build                      # trees of 256 problems at the paper's full lengths
 
-Forward and backward of a Qwen3 of 12.6 M parameters with the policy's fused head, float32, micro-batches of at most
+Forward and backward of a Qwen3 of 12.2 M parameters with the policy's fused head, float32, micro-batches of at most
 `--budget` tokens. One thread: CPU time leaves out what others take of a busy machine, and wall time stands beside it.
 Every run is a process of its own, and a round runs each contender once, so that a drift of the machine's speed meets
 them all.
