@@ -10,11 +10,12 @@ sequences before; contenders run in turns.
 
 - `ours`: FsdpPolicy on micro-batches of at most 16,384 distinct tokens, as the trainer drives it.
 - `GRPOTrainer`: the trainer with a `rollout_func` that returns these sequences, micro-batches of 16.
+- `scored`: the same, with the head of a GPU (below).
 - `TreeRow`: the packing of TRL's experimental AsyncGRPOTrainer (which needs a vLLM server, and flash-attn 3) with its
   loss written out here, at most 16,384 distinct tokens a row, and torch's attention for the kernel, a call a segment.
 
-On a CPU, TRL's head computes every position; here it is made to take the scored ones only, as it does on a GPU.
-GRPOTrainer takes its own log-probs for the sampler's, so that its loss is that of ratio 1.
+On a CPU, TRL's head computes every position. For `scored` and for TreeRow it is made to take the scored ones only, as
+it does on a GPU. GRPOTrainer takes its own log-probs for the sampler's, so that its loss is that of ratio 1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 VOCABULARY, PROBLEM, TRACE, RESPONSE = 3200, 60, 160, 128
 BUDGET, CLIP, SAMPLER_LOGPROB = 16_384, 0.2, -8.0
 TOKENIZER = "configs/demo/model"
-CONTENDERS = ("ours", "GRPOTrainer", "TreeRow")
+CONTENDERS = ("ours", "GRPOTrainer", "scored", "TreeRow")
 
 
 class Item(NamedTuple):
@@ -138,12 +139,16 @@ def ours(folder: str, problems: int) -> dict[str, float]:
         return {"cpu": time.process_time() - start, "loss": metrics["train/loss"]}
 
 
+def grpo_trainer_scored(folder: str, problems: int) -> dict[str, float]:
+    _head_takes_scored_positions()
+    return grpo_trainer(folder, problems)
+
+
 def grpo_trainer(folder: str, problems: int) -> dict[str, float]:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    _head_takes_scored_positions()
     spent: list[float] = []
 
     class Timer(TrainerCallback):
@@ -280,7 +285,8 @@ if __name__ == "__main__":
     import argparse
 
     if sys.argv[1:2] == ["--child"]:
-        run = {"ours": ours, "GRPOTrainer": grpo_trainer, "TreeRow": tree_row}[sys.argv[2]]
+        runs = {"ours": ours, "GRPOTrainer": grpo_trainer, "scored": grpo_trainer_scored, "TreeRow": tree_row}
+        run = runs[sys.argv[2]]
         print(json.dumps(run(sys.argv[3], int(sys.argv[4]))))
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
