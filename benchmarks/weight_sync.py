@@ -3,12 +3,15 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.weight_sync --lora 32
 
 A random model of SmolLM2-135M's shape, sharded by FSDP2. The engine's own loading is left out: what is timed is the
-policy's part, to the moment at which every whole tensor was in hand. Memory is the peak over what was resident before.
+policy's part, to the moment at which every whole tensor was in hand. Beside it, the same with a reader that copies each
+tensor into memory of its own, as an engine does. Memory is that of the first sync with such a reader: the peak over
+what was resident before, and what stays.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import tempfile
 import threading
@@ -26,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from spiral_mega.config import Config
 from spiral_mega.distributed import gather_objects, max_over_ranks
 from spiral_mega.policy import Policy, build_policy
+from spiral_mega.rollout.weights import weight_shapes
 from spiral_mega.runtime import start_runtime
 
 SHAPE = {
@@ -50,10 +54,16 @@ def main(
         LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(folder)
         dist.barrier()
         policy = build_policy(_config(folder, bucket_mb, lora), runtime)
-        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in policy.weights()}
+        sizes = {name: math.prod(shape) * 4 for name, shape in weight_shapes(folder).items()}
         total = sum(sizes.values())
-        copy = _copy(total)
-        ways: dict[str, Callable[[], Any]] = {"copy": copy, "sync": lambda: _consume(policy)}
+        source, target = torch.ones(total // 4), torch.zeros(total // 4)
+        ways: dict[str, Callable[[], Any]] = {
+            "copy": lambda: target.copy_(source),
+            "sync": lambda: _take(policy),
+            "read": lambda: _take(policy, target),
+        }
+        peak, kept = _memory(ways["read"])
+        memory = max_over_ranks({"peak": peak, "kept": kept})
         times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(turns + 1):
             for name, way in ways.items():
@@ -63,8 +73,6 @@ def main(
                 spent = max_over_ranks({name: time.perf_counter() - started})[name]
                 if turn:  # the first warms up
                     times[name].append(spent)
-        del copy, ways
-        peak = max_over_ranks({"peak": _peak(lambda: _consume(policy))})["peak"]
         if runtime.is_main:
             largest = max(sizes.values()) / 2**20
             ratios = [s / c for s, c in zip(times["sync"], times["copy"], strict=True)]
@@ -74,7 +82,9 @@ def main(
             )
             print(f"copy in memory {median(times['copy']):.3f} s, gather and merge {median(times['sync']):.3f} s")
             print(f"sync / copy: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
-            print(f"extra memory at the peak: {peak:.0f} MiB, {peak / max(bucket_mb, largest):.2f} buckets")
+            print(f"with a reader that copies: {median(times['read']):.3f} s")
+            buckets = memory["peak"] / max(bucket_mb, largest)
+            print(f"memory at the peak {memory['peak']:.0f} MiB, {buckets:.2f} buckets; kept {memory['kept']:.0f} MiB")
 
 
 def _config(folder: str, bucket_mb: float, lora: int) -> Config:
@@ -88,19 +98,18 @@ def _config(folder: str, bucket_mb: float, lora: int) -> Config:
     )
 
 
-def _copy(size: int) -> Callable[[], Any]:
-    source, target = torch.ones(size // 4), torch.zeros(size // 4)
-    return lambda: target.copy_(source)
-
-
-def _consume(policy: Policy) -> None:
-    """Take every tensor, as an engine does, and let it go."""
+def _take(policy: Policy, target: torch.Tensor | None = None) -> None:
+    """Take every tensor, copy it into `target`, and let it go."""
+    place = 0
     for _, tensor in policy.weights(torch.float32):
+        if target is not None:
+            target[place : place + tensor.numel()].view(tensor.shape).copy_(tensor)
+            place += tensor.numel()
         del tensor
 
 
-def _peak(way: Callable[[], Any]) -> float:
-    """MiB that `way` adds to the resident memory at the most, sampled every millisecond."""
+def _memory(way: Callable[[], Any]) -> tuple[float, float]:
+    """MiB that `way` adds to the resident memory, sampled every millisecond: at the most, and for good."""
     gc.collect()
     process = psutil.Process()
     before, peak, done = process.memory_info().rss, 0, threading.Event()
@@ -115,7 +124,7 @@ def _peak(way: Callable[[], Any]) -> float:
     way()
     done.set()
     watcher.join()
-    return (peak - before) / 2**20
+    return (peak - before) / 2**20, (process.memory_info().rss - before) / 2**20
 
 
 if __name__ == "__main__":

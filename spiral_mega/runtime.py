@@ -16,6 +16,7 @@ import torch.distributed as dist
 from transformers.utils import is_flash_attn_2_available
 
 from spiral_mega.errors import UserError
+from spiral_mega.rows import BroadcastRows, Rows, SharedRows
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,18 @@ class Runtime:
         if self.device.type == "cuda":
             return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
         return {"enable_chunked_prefill": False, "enforce_eager": True}
+
+    def rows(self) -> Rows:
+        """How the ranks complete tensors of which each holds some rows, on their devices; collective."""
+        group = dist.group.WORLD
+        assert group is not None
+        if self.device.type == "cuda":
+            return BroadcastRows(group)
+        try:
+            return SharedRows(group)
+        except OSError as error:
+            log.info("%s: weights are gathered through sockets", error)
+            return BroadcastRows(group)
 
     def empty_cache(self) -> None:
         """Give memory that torch holds but does not use back to the device, for others to take."""

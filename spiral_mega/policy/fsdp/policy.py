@@ -36,6 +36,7 @@ class FsdpPolicy:
     def __init__(self, config: Config, runtime: Runtime) -> None:
         self.config = config
         self.device = runtime.device
+        self.rows = runtime.rows()
         self.model = build_model(config.model, config.policy, runtime, config.run.seed)
         self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
         self.reference: Reference | None = make_reference(self.model, config, runtime)
@@ -86,11 +87,13 @@ class FsdpPolicy:
         return torch.cat([found[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        limit = int(self.config.rollout.sync_bucket_mb * 2**20)
-        return full_weights(self.model, bucket_bytes=limit, dtype=dtype, merge=merge)
+        return full_weights(self.model, self.rows, bucket_bytes=self._bucket_bytes(), dtype=dtype, merge=merge)
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return adapter_weights(self.model)
+        return adapter_weights(self.model, self.rows, bucket_bytes=self._bucket_bytes())
+
+    def _bucket_bytes(self) -> int:
+        return int(self.config.rollout.sync_bucket_mb * 2**20)
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options())

@@ -1,23 +1,24 @@
 """The policy's weights out of their shards, for engines and exports: whole tensors, a bucket at a time.
 
 Adapters are merged on the shard, before gathering: each rank computes its own rows of W + scale * B A. The tensors of a
-bucket travel together.
+bucket travel together, and with them the factors A that merging takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from spiral_mega.policy.lora import ADAPTER
+from spiral_mega.rows import Rows, own_rows
+
+MERGE_ELEMENTS = 2**18  # of B A at a time, so that the sum and its change of type find it in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +31,30 @@ class _Entry:
 
 
 def full_weights(
-    model: nn.Module, *, bucket_bytes: int, dtype: torch.dtype | None = None, merge: bool = True
+    model: nn.Module, rows: Rows, *, bucket_bytes: int, dtype: torch.dtype | None = None, merge: bool = True
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole tensors by Hugging Face name, in `dtype` (default: their own), of adapters merged: W + scale * B A.
 
     At most `bucket_bytes` are gathered at once, or one tensor if that is larger. A tied head comes as a tensor of its
     own, if it has an adapter. Collective: every rank must iterate to the end.
     """
-    for bucket in _buckets(_entries(model, merge), bucket_bytes, dtype):
-        adapted = [entry for entry in bucket if entry.adapter is not None]
-        factors = dict(zip(map(id, adapted), gather([_factor(entry.adapter.lora_A) for entry in adapted]), strict=True))
-        fills = [partial(_merged, entry.adapter, factors[id(entry)]) if entry.adapter else _copied for entry in bucket]
-        tensors = _gather([entry.parameter for entry in bucket], dtype or bucket[0].parameter.dtype, fills)
-        for entry, tensor in zip(bucket, tensors, strict=True):
+    return _stream(_entries(model, merge), rows, bucket_bytes, dtype)
+
+
+def adapter_weights(model: PeftModel, rows: Rows, *, bucket_bytes: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The whole factors A [r, in] and B [out, r] of every adapted layer, by the names of PEFT's files; as above."""
+    named = [(name.replace(f".{ADAPTER}.weight", ".weight"), p) for name, p in model.named_parameters()]
+    return _stream([_Entry([name], p, None) for name, p in named if ".lora_" in name], rows, bucket_bytes, None)
+
+
+def _stream(
+    entries: Iterable[_Entry], rows: Rows, bucket_bytes: int, dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for bucket in _buckets(entries, bucket_bytes, dtype):
+        whole = _gather(bucket, rows, dtype or bucket[0].parameter.dtype)
+        for entry, tensor in zip(bucket, whole, strict=True):
             for name in entry.names:
                 yield name, tensor
-
-
-def adapter_weights(model: PeftModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole factors A [r, in] and B [out, r] of every adapted layer, by the names of PEFT's files; collective."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
-    tensors = gather([parameter for _, parameter in named])
-    for (name, _), tensor in zip(named, tensors, strict=True):
-        yield name.replace(f".{ADAPTER}.weight", ".weight"), tensor
-
-
-def gather(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The whole of each parameter, detached. All are of one type."""
-    return list(_gather(parameters, parameters[0].dtype, [_copied] * len(parameters))) if parameters else []
 
 
 def _entries(model: nn.Module, merge: bool) -> list[_Entry]:
@@ -95,58 +92,51 @@ def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -
         yield bucket
 
 
-def _merged(layer: Any, factor: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Rows of W + scale * B A into `out`, of `weight`, the local rows of W, and the same rows of B with the whole A."""
-    update, scale = (_local(_factor(layer.lora_B)), factor), layer.scaling[ADAPTER]
-    if out.dtype == weight.dtype:
-        torch.addmm(weight, *update, alpha=scale, out=out)
-    else:
-        out.copy_(torch.addmm(weight, *update, alpha=scale))
-
-
-def _copied(weight: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(weight)
-
-
-def _gather(
-    parameters: list[torch.Tensor],
-    dtype: torch.dtype,
-    fills: Sequence[Callable[[torch.Tensor, torch.Tensor], None]],
-) -> Iterator[torch.Tensor]:
-    """Whole tensors of `dtype`, each with memory of its own or the parameter's. `fills` write the local rows."""
-    locals_ = [_local(parameter) for parameter in parameters]
-    mesh = next((parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)), None)
+def _gather(bucket: Sequence[_Entry], rows: Rows, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The bucket's tensors, whole and merged, of `dtype`, each with memory of its own or its parameter's."""
+    parameters = [entry.parameter for entry in bucket]
+    factors = [_factor(entry.adapter.lora_A) for entry in bucket if entry.adapter is not None]
+    mesh = next((each.device_mesh for each in (*parameters, *factors) if isinstance(each, DTensor)), None)
     if mesh is None or mesh.size() == 1:
-        for local, fill in zip(locals_, fills, strict=True):
-            if fill is _copied and local.dtype == dtype:
-                yield local
+        for entry in bucket:
+            if entry.adapter is None and entry.parameter.dtype == dtype:
+                yield _local(entry.parameter)
                 continue
-            whole = torch.empty_like(local, dtype=dtype)
-            fill(local, whole)
+            whole = torch.empty_like(_local(entry.parameter), dtype=dtype)
+            _write(entry, None if entry.adapter is None else _local(_factor(entry.adapter.lora_A)), whole)
             yield whole
         return
-    for parameter in parameters:
-        if not isinstance(parameter, DTensor) or parameter.placements != (Shard(0),) or parameter.device_mesh != mesh:
-            raise RuntimeError(f"a weight of shape {tuple(parameter.shape)} is not sharded by rows as the others are")
-    group, rank = mesh.get_group(), mesh.get_local_rank()
-    wholes, works = [], []
-    for parameter, local, fill in zip(parameters, locals_, fills, strict=True):
-        # As FSDP shards: every rank has as many rows, the last ones fewer or none; what they lack is padding here.
-        rows = -(-parameter.shape[0] // mesh.size())
-        whole = torch.empty(mesh.size() * rows, *parameter.shape[1:], dtype=dtype, device=local.device)
-        fill(local, whole[rank * rows :][: len(local)])
-        # Each rank's rows straight into their place: an all-gather on CPU copies everything twice more.
-        works.append(
-            [
-                dist.broadcast(part, group=group, group_src=source, async_op=True)
-                for source, part in enumerate(torch.split(whole, rows))
-            ]
-        )
-        wholes.append(whole)
-    for parameter, pending in zip(parameters, works, strict=True):
-        for work in pending:
-            work.wait()
-        yield wholes.pop(0)[: parameter.shape[0]]
+    for each in (*parameters, *factors):
+        if not isinstance(each, DTensor) or each.placements != (Shard(0),) or each.device_mesh != mesh:
+            raise RuntimeError(f"a weight of shape {tuple(each.shape)} is not sharded by rows as the others are")
+    rank, size = mesh.get_local_rank(), mesh.size()
+    forms = [*((each.shape, each.dtype) for each in factors), *((each.shape, dtype) for each in parameters)]
+    wholes = rows.empty(forms, _local(parameters[0]).device)
+    whole_factors, wholes = wholes[: len(factors)], wholes[len(factors) :]
+    for factor, whole in zip(factors, whole_factors, strict=True):
+        own_rows(whole, rank, size).copy_(_local(factor))
+    if factors:
+        rows.complete(whole_factors)
+    for entry, whole in zip(bucket, wholes, strict=True):
+        _write(entry, None if entry.adapter is None else whole_factors.pop(0), own_rows(whole, rank, size))
+    rows.complete(wholes)
+    while wholes:
+        yield wholes.pop(0)
+
+
+def _write(entry: _Entry, factor: torch.Tensor | None, out: torch.Tensor) -> None:
+    """This rank's rows of the entry's tensor into `out`: of W, or of W + scale * B A given the whole A, `factor`."""
+    weight = _local(entry.parameter)
+    if factor is None:
+        out.copy_(weight)
+        return
+    scale, step = entry.adapter.scaling[ADAPTER], max(1, MERGE_ELEMENTS // out.shape[1])
+    parts = (torch.split(each, step) for each in (weight, _local(_factor(entry.adapter.lora_B)), out))
+    for w, b, part in zip(*parts, strict=True):
+        if part.dtype == w.dtype:
+            torch.addmm(w, b, factor, alpha=scale, out=part)
+        else:
+            part.copy_(torch.addmm(w, b, factor, alpha=scale))
 
 
 def _factor(layers: Any) -> torch.Tensor:
