@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixi
 
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
+from spiral_mega.rollout.decoding import ATTENTION, growing_cache
 from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
 from spiral_mega.rollout.weights import checked_weights
@@ -75,6 +76,8 @@ class TransformersEngine:
         self._batch: _Batch | None = None
         self._half_loaded = False
         _check_cache(model)
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(ATTENTION)
 
     def add(self, request: Request) -> None:
         if not request.prompt_ids or request.max_tokens < 1 or request.num_samples < 1:
@@ -143,7 +146,7 @@ class TransformersEngine:
         for i, request in enumerate(requests):
             ids[i, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
             mask[i, width - len(request.prompt_ids) :] = 1
-        cache = DynamicCache(config=self.model.config)
+        cache = growing_cache(self.model.config)
         mask = mask.to(self.device)
         logits = self._forward(ids.to(self.device), mask, cache)
         slots = {id(request): i for i, request in enumerate(requests)}

@@ -20,6 +20,8 @@ def build(family: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     if family == "qwen3-windows":
         return tiny_model("qwen3", tied=False, seed=seed, use_sliding_window=True, **WINDOWS)
+    if family == "qwen3-groups":
+        return tiny_model("qwen3", tied=False, seed=seed, num_attention_heads=6, num_key_value_heads=2)
     if family == "gemma3-windows":
         config = tiny_model("qwen3", tied=False).config
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

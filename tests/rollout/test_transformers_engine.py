@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.decoding import ROOM
 from spiral_mega.rollout.transformers_engine import TransformersEngine
 from spiral_mega.rollout.weights import pretrained_weights
 from spiral_mega.runtime import Runtime
@@ -50,7 +51,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-windows", "gemma3-windows"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-groups", "llama", "qwen3-windows", "gemma3-windows"])
 def test_logprobs_are_those_of_a_plain_forward_over_prompt_and_response(family, temperature):
     """Ragged prompts, several samples each, more rows than the batch holds, rows that leave early."""
     model = build(family)
@@ -61,6 +62,13 @@ def test_logprobs_are_those_of_a_plain_forward_over_prompt_and_response(family, 
     assert_teacher_forced(model, requests, samples, temperature)
     assert len({len(sample.token_ids) for sample in samples.values()}) > 3
     assert {sample.finish for sample in samples.values()} == {"stop", "length"}
+
+
+def test_a_long_response_outgrows_the_memory_of_its_cache_and_stays_right(model):
+    asked = [request(i, prompt, samples=2, seed=100 * i, tokens=90 + 60 * i) for i, prompt in enumerate([[2, 9], [3]])]
+    samples = generate(engine_of(model, stop=()), asked)
+    assert max(len(sample.token_ids) for sample in samples.values()) > 2 * ROOM
+    assert_teacher_forced(model, asked, samples, 1.0)
 
 
 def test_the_tolerance_above_tells_left_padding_that_leaks_or_a_wrong_position(model):
