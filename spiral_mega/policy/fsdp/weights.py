@@ -77,12 +77,13 @@ def _entries(model: nn.Module, merge: bool) -> list[_Entry]:
 
 
 def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -> Iterator[list[_Entry]]:
-    """Entries in order, in groups of one type and at most `limit` bytes, or of one entry."""
+    """Entries in order, in groups of one type and at most `limit` bytes with their factors A, or of one entry."""
     bucket: list[_Entry] = []
     filled = 0
     for entry in entries:
         kind = dtype or entry.parameter.dtype
-        size = entry.parameter.numel() * kind.itemsize
+        factors = [] if entry.adapter is None else [_factor(entry.adapter.lora_A)]
+        size = entry.parameter.numel() * kind.itemsize + sum(each.numel() * each.itemsize for each in factors)
         if bucket and (filled + size > limit or kind != (dtype or bucket[0].parameter.dtype)):
             yield bucket
             bucket, filled = [], 0
