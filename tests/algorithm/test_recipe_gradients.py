@@ -162,6 +162,16 @@ def test_an_episode_without_sets_is_refused(objective):
         make_objective(algorithm(objective=objective)).assign(episode)
 
 
+def test_answers_with_as_many_votes_count_alike():
+    """In whichever order they stand: the first of them would be as good on average, and noisier."""
+    config = algorithm(objective="majority", search_traces=4, set_size=3)
+    _, episode, _ = next(outcomes(config, [(1.0, ((0, 1, 2), (1, 2, 3)))]))
+    for trace, answer, reward in zip(episode.search, "1233", [1.0, 0.0, 0.5, 0.5], strict=True):
+        trace.text, trace.reward = f"\\boxed{{{answer}}}", reward
+    make_objective(config).assign(episode)  # f = (1 + 0 + 1/2) / 3 and 1/2
+    assert [trace.advantage for trace in episode.search] == [0.0, 0.0, 0.0, 0.0]
+
+
 def test_traces_without_an_answer_have_no_vote():
     config = algorithm(objective="majority", num_sets=3)
     _, episode, _ = next(outcomes(config, draws(config)))

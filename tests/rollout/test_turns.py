@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals
 from spiral_mega.errors import UserError
 from spiral_mega.packing.batch import pack
 from spiral_mega.packing.sequences import Sequence
+from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.recording import Recorder, Replayer
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import ScriptedEngine, first_come, last_come, pipeline_of, problem, settings, shuffled, task
 from tests.support.tiny_models import END_ID, tiny_tokenizer
@@ -113,6 +116,23 @@ def test_aggregation_sees_whole_conversations(verifier):
             for j in members:
                 for turn in turns_of(episode.search[j]):
                     assert tokenizer.decode(turn, skip_special_tokens=True) in text
+
+
+def test_a_record_of_several_turns_is_replayed(verifier, runtime, tmp_path):
+    _, episodes = run(verifier, "counts_turns")
+    numbered = list(enumerate(episodes))
+
+    class Collected:
+        def collect(self, step):
+            return Batch(numbered, numbered, [0, 1, 2], 3, 3, 0)
+
+    Recorder(Collected(), str(tmp_path), runtime).collect(0)
+    objective = make_objective(settings().algorithm)
+    replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
+    for (_, got), made in zip(replayed.sampled, episodes, strict=True):
+        for a, b in zip(got.traces(), made.traces(), strict=True):
+            assert (a.response_ids, a.observed, a.answer_text) == (b.response_ids, b.observed, b.answer_text)
+            assert [math.isnan(p) for p in a.logprobs] == [math.isnan(p) for p in b.logprobs]
 
 
 def test_an_environment_that_never_ends_is_bounded_by_turns_and_by_tokens(verifier):

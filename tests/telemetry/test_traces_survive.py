@@ -23,6 +23,8 @@ def trace(component: str, index: int, set_index: int | None = None) -> Trace:
         advantage=-0.125,
         gated=True,
         cached_tokens=2,
+        observed=[(1, 2)],
+        answer_start=4,
     )
 
 
@@ -59,9 +61,9 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     first = row["traces"][0]
     assert first.pop("logprobs") == np.array([-0.1, -1e-7], dtype=np.float32).tolist()
     assert first == {
-        "component": SEARCH, "index": 0, "set_index": None, "prompt_length": 3, "length": 2, "finish": "length",
+        "component": SEARCH, "index": 0, "set_index": None, "prompt_length": 3, "length": 1, "finish": "length",
         "reward": 0.5, "verification": "timeout", "advantage": -0.125, "gated": True, "cached_tokens": 2,
-        "text": 'x = "½"\n', "response_ids": [151_000, 7],
+        "text": 'x = "½"\n', "response_ids": [151_000, 7], "observed": [[1, 2]], "answer_start": 4,
     }  # fmt: skip
 
 
