@@ -25,9 +25,3 @@ def fails(problem, messages):
 
 def replies_text(problem, messages):
     return "w60"
-
-
-def echoes_target(problem, messages):
-    """In the demo's game: the first turn is answered by the problem once more, whatever it was."""
-    turns = sum(message["role"] == "assistant" for message in messages)
-    return [{"role": "user", "content": problem.messages[-1]["content"]}] if turns == 1 else []
