@@ -63,6 +63,46 @@ def filter_problems(
             filter_by_difficulty(loaded, runtime, output, samples=samples, low=low, high=high)
 
 
+@app.command("eval")
+def evaluate(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="YAML file (may be left out where --model is a run), then changes to it."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model in Hugging Face form, run folder, or checkpoint; default: model.path.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder to write to; default: run.dir/evaluation.")] = None,
+) -> None:
+    """Measure a model on data.eval with the harnesses of eval.harnesses; go on where the same command stopped."""
+    with _plain_errors():
+        given = settings or []
+        has_file = bool(given) and "=" not in given[0]
+        from spiral_mega.evaluation.evaluate import evaluate_model, prepare
+
+        prepared = prepare(Path(given[0]) if has_file else None, model, output, given[has_file:])
+        from spiral_mega.runtime import start_runtime
+
+        with start_runtime() as runtime:
+            evaluate_model(*prepared, runtime)
+
+
+@app.command()
+def analyze(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with traces.")],
+    points: Annotated[int, typer.Option(min=1, help="Spans of steps to summarise.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    time_limit_s: Annotated[float, typer.Option(help="Of one comparison of two answers.")] = 5.0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that compare answers.")] = 2,
+) -> None:
+    """Diversity, entropy, aggregation, verification and tokens of a run's training traces, to RUN/analysis.json."""
+    with _plain_errors():
+        from spiral_mega.analysis.training import analyse_training
+
+        analyse_training(run, points=points, seed=seed, time_limit_s=time_limit_s, workers=workers)
+        typer.echo(run / "analysis.json")
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""

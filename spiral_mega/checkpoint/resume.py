@@ -29,7 +29,7 @@ def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, wo
             "another run.dir"
         )
     meta = checkpoints.read_meta(latest)
-    changed = _changes(meta["config"], config.model_dump(mode="json"))
+    changed = changes(meta["config"], config.model_dump(mode="json"))
     fixed = [change for change in changed if change.startswith(FIXED)]
     if fixed:
         raise CheckpointError(
@@ -52,10 +52,10 @@ def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, wo
     return latest
 
 
-def _changes(old: Any, new: Any, key: str = "") -> list[str]:
+def changes(old: Any, new: Any, key: str = "") -> list[str]:
     """Every key whose value differs, as "key was old and is new"."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [*old, *(name for name in new if name not in old)]
-        nested = (_changes(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in names)
+        nested = (changes(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in names)
         return [change for changes in nested for change in changes]
     return [] if old == new else [f"{key} was {old!r} and is {new!r}"]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from spiral_mega.config.harnesses import HARNESSES
 from spiral_mega.errors import ConfigError
 
 S = TypeVar("S", bound=BaseModel)
@@ -41,6 +42,9 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "") -> It
 def _known_keys(model: Any, location: tuple[int | str, ...]) -> list[str]:
     """The keys of the section at `location` in `model`."""
     for part in location:
+        if part in HARNESSES:  # a union, told apart by what `kind` says
+            model = HARNESSES[str(part)]
+            continue
         if isinstance(part, int) or not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -16,14 +17,21 @@ from spiral_mega.config.schema import Config
 from spiral_mega.errors import ConfigError
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str | Path | None, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+) -> Config:
     """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.temperature=0.8" or
     "data.train.0.limit=5".
 
-    A file's `include:` (a name or a list, relative to the file) is merged below the file's own keys; later
-    ones win; lists are replaced, not joined. Raises ConfigError.
+    `values` go on top of the file and below the overrides; without a file (None) they are all there is. A file's
+    `include:` (a name or a list, relative to the file) is merged below the file's own keys; later ones win; lists are
+    replaced, not joined. Raises ConfigError.
     """
-    base = _read(Path(path), ())
+    base = _read(Path(path), ()) if path is not None else OmegaConf.create()
+    path = path or "the command line"
+    merged = OmegaConf.merge(base, dict(values or {}))
+    assert isinstance(merged, DictConfig)
+    base = merged
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"override {override!r} has no '=': write section.key=value")
@@ -31,11 +39,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         for override in overrides:
             key, _, value = override.partition("=")
             OmegaConf.update(base, key, OmegaConf.from_dotlist([f"value={value}"])["value"], merge=True)
-        values = OmegaConf.to_container(base, resolve=True)
+        resolved = OmegaConf.to_container(base, resolve=True)
     except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError, IndexError, AssertionError) as error:
         raise ConfigError(f"{path} with overrides {list(overrides)}: {error}") from error
     try:
-        config = Config.model_validate(values)
+        config = Config.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(f"{path}:\n" + "\n".join(f"  {text}" for text in explain(error, Config))) from None
     if contradictions := list(find_contradictions(config)):

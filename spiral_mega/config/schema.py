@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Section(BaseModel):
-    """A part of the configuration: strict types, no unknown keys, immutable once read."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+from spiral_mega.config.harnesses import BestOfN, Harness, Majority, PassAtK, Rsa, Sequential
+from spiral_mega.config.section import Section
 
 
 class RunConfig(Section):
@@ -104,7 +101,7 @@ class DataSource(Section):
 
 class DataConfig(Section):
     train: list[DataSource] = Field(min_length=1)
-    eval: list[DataSource] = []
+    eval: list[DataSource] = Field(default=[])
     max_prompt_tokens: int = Field(
         default=1024, gt=0, description="Problems whose search prompt is longer are left out, and counted."
     )
@@ -128,7 +125,7 @@ class PromptsConfig(Section):
         default="whole", description="What the aggregator sees: all, the text after the last </think>, or the tail."
     )
     tail_tokens: int | None = Field(default=None, gt=0, description="For view: tail.")
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default={})
 
     @model_validator(mode="after")
     def _tail(self) -> PromptsConfig:
@@ -274,6 +271,14 @@ class CheckpointConfig(Section):
 class EvalConfig(Section):
     every: int | None = Field(default=None, gt=0, description="Steps between evaluations; null: start and end only.")
     repeats: int = Field(default=1, gt=0, description="Episodes sampled for each held-out problem.")
+    harnesses: list[Harness] = Field(
+        default=[PassAtK(), Majority(), BestOfN(), Sequential(), Rsa()],
+        min_length=1,
+        description="What `spiral-mega eval` measures.",
+    )
+    chunk: int = Field(
+        default=64, gt=0, description="Problems that `spiral-mega eval` samples before it saves what it has."
+    )
 
 
 class TelemetryConfig(Section):

@@ -33,11 +33,11 @@ def answer_of(response: str) -> str | None:
 
 
 def agree(response: str, answers: tuple[str, ...]) -> float:
-    """1.0 if the response's answer equals any of `answers`, read as ground truths that are not trusted either."""
+    """1.0 if the response's answer equals any of `answers` when either of the two is read as the ground truth."""
     given = answer_of(response)
-    if given is None:
+    if given is None or hostile(given) is not None:
         return 0.0
-    return float(any(hostile(answer) is None and _equal(answer, given) for answer in answers))
+    return float(any(hostile(a) is None and (_equal(a, given) or _equal(given, a)) for a in answers))
 
 
 def _equal(gold: str, given: str) -> bool:

@@ -23,14 +23,12 @@ def score(response: str, answer: tuple[str, ...]) -> float:
 
 
 def answer_of(response: str) -> str | None:
-    """The path in plain spelling; None if the response is not integers alone, or empty."""
+    """The path in plain spelling; None if the response is not integers alone, or empty.
+
+    Two paths that both solve a game are two answers.
+    """
     path = _path(response)
     return " ".join(map(str, path)) if path else None
-
-
-def agree(response: str, answers: tuple[str, ...]) -> float:
-    """1.0 if the response is the same path as any of `answers`. Two paths that both solve a game are two answers."""
-    return float(answer_of(response) in answers)
 
 
 def _path(response: str) -> list[int] | None:

@@ -19,11 +19,6 @@ def answer_of(response: str) -> str | None:
     return _answer(response) or None
 
 
-def agree(response: str, answers: tuple[str, ...]) -> float:
-    """1.0 if the response's answer is the same text as any of `answers`."""
-    return score(response, answers)
-
-
 def _answer(response: str) -> str:
     text = final_text(response)
     boxed = last_boxed(text)

@@ -102,6 +102,9 @@ class RolloutEngine(Protocol):
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take adapters of the weights loaded before, as `model.lora` describes them and by PEFT's names; use them."""
 
+    def forget(self) -> None:
+        """Drop cached prompts, so that nothing sampled before touches what comes. Nothing may be in flight."""
+
     def sleep(self) -> None:
         """Leave the device to others until the next load. Nothing may be in flight."""
 

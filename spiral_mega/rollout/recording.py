@@ -17,14 +17,13 @@ from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.runtime import Runtime
-from spiral_mega.telemetry.trace_writer import EPISODE, episode_row, read_traces, trace_path, write_rows
-from spiral_mega.traces import SEARCH, Episode, Problem, Trace
+from spiral_mega.telemetry.trace_writer import EPISODE, episode_of, episode_row, read_traces, trace_path, write_rows
+from spiral_mega.traces import Episode
 
 RECORD = pa.schema(
     [
         *EPISODE,
         pa.field("draw", pa.int32()),
-        pa.field("kind", pa.string()),
         pa.field("prompts", pa.list_(pa.list_(pa.int32()))),  # of the search, then of each set
     ]
 )
@@ -73,7 +72,7 @@ class Replayer:
         for rank in range(facts["ranks"]):
             for row in read_traces(trace_path(self.folder, step + 1, rank)):
                 if row["draw"] % self.runtime.world_size == self.runtime.rank:
-                    sampled.append((row["draw"], _episode(row)))
+                    sampled.append((row["draw"], episode_of(row, row["prompts"])))
         sampled.sort(key=lambda each: each[0])
         for _, episode in sampled:
             self.objective.assign(episode)
@@ -106,20 +105,4 @@ def _record_row(item: tuple[int, Episode]) -> dict[str, Any]:
     draw, episode = item
     groups = [episode.search, *episode.aggregation]
     prompts = [np.asarray(group[0].prompt_ids, dtype=np.int32) for group in groups]
-    return episode_row(episode) | {"draw": draw, "kind": episode.problem.kind, "prompts": prompts}
-
-
-def _episode(row: dict[str, Any]) -> Episode:
-    messages = tuple(dict(message) for message in row["messages"])
-    problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["kind"], row["source"])
-    episode = Episode(problem, row["step"], [], [tuple(members) for members in row["sets"]])
-    answered = any(each["set_index"] is not None for each in row["traces"])
-    episode.aggregation = [[] for _ in episode.sets] if answered else []
-    for each in row["traces"]:
-        place = each.pop("set_index")
-        del each["prompt_length"], each["length"]
-        each["observed"] = [(start, stop) for start, stop in each["observed"]]
-        prompt = row["prompts"][0 if place is None else place + 1]
-        group = episode.search if each["component"] == SEARCH else episode.aggregation[place]
-        group.append(Trace(**each, set_index=place, prompt_ids=prompt))
-    return episode
+    return episode_row(episode) | {"draw": draw, "prompts": prompts}

@@ -128,6 +128,9 @@ class TransformersEngine:
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise NotImplementedError("the embedded engine takes merged weights: set rollout.lora=merge")
 
+    def forget(self) -> None:
+        pass  # no cache outlives its batch
+
     def sleep(self) -> None:
         pass
 

@@ -155,6 +155,10 @@ class VllmEngine:
                 raise RuntimeError("vLLM did not take the adapter")
         self._adapter = LoRARequest("policy", 1, "loaded")  # requests must not load it again
 
+    def forget(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache: requests were still in flight")
+
     def sleep(self) -> None:
         """Weights that a sync will not bring again are kept in CPU memory."""
         self._llm.sleep(level=1 if self._lora is not None else 2)
@@ -171,8 +175,7 @@ class VllmEngine:
             self._llm.wake_up(tags=["kv_cache"])
         self._asleep = False
         self._half_loaded = False
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache after new weights: requests were still in flight")
+        self.forget()
 
     def close(self) -> None:
         """End the engine core. It takes the process group with it, so it comes last."""

@@ -30,8 +30,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         hidden.unlink(missing_ok=True)
 
 
-def write_json_atomic(path: Path, obj: Any) -> None:
-    """Write `obj` as indented JSON. Raises TypeError for what JSON cannot hold, before anything is replaced."""
-    text = json.dumps(obj, indent=2)
+def write_json_atomic(path: Path, obj: Any, *, indent: int | None = 2) -> None:
+    """Write `obj` as JSON. Raises TypeError for what JSON cannot hold, before anything is replaced."""
+    text = json.dumps(obj, indent=indent)
     with atomic_path(path) as hidden:
         hidden.write_text(text + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spiral_mega.telemetry.atomic import atomic_path
-from spiral_mega.traces import Episode, Trace
+from spiral_mega.traces import Episode, Problem, Trace
 
 T = TypeVar("T")
 
@@ -44,6 +44,7 @@ EPISODE = pa.schema(
         "step": pa.int32(),
         "problem_id": pa.string(),
         "source": pa.string(),
+        "kind": pa.string(),
         "messages": pa.list_(pa.map_(pa.string(), pa.string())),
         "answer": pa.list_(pa.string()),
         "sets": pa.list_(pa.list_(pa.int32())),
@@ -83,6 +84,26 @@ def read_traces(path: str | Path, columns: Sequence[str] | None = None) -> list[
     return rows
 
 
+def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) -> Episode:
+    """The episode that a row of `read_traces` describes.
+
+    `prompts` are those of the search and of each set, which a file of traces leaves out: without them they are empty.
+    """
+    messages = tuple(dict(message) for message in row["messages"])
+    problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["kind"], row["source"])
+    episode = Episode(problem, row["step"], [], [tuple(members) for members in row["sets"]])
+    answered = any(each["set_index"] is not None for each in row["traces"])
+    episode.aggregation = [[] for _ in episode.sets] if answered else []
+    for each in row["traces"]:
+        values = {name: value for name, value in each.items() if name not in ("prompt_length", "length")}
+        values["observed"] = [(start, stop) for start, stop in values["observed"]]
+        place = values["set_index"]
+        prompt = [] if prompts is None else prompts[0 if place is None else place + 1]
+        group = episode.search if place is None else episode.aggregation[place]
+        group.append(Trace(**values, prompt_ids=prompt))
+    return episode
+
+
 def remove_traces(run_dir: str | Path, first_step: int) -> int:
     """Remove the traces of `first_step` and later, of every rank; return how many files went.
 
@@ -104,6 +125,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
         "step": episode.step,
         "problem_id": episode.problem.id,
         "source": episode.problem.source,
+        "kind": episode.problem.kind,
         "messages": [list(message.items()) for message in episode.problem.messages],
         "answer": list(episode.problem.answer),
         "sets": [list(members) for members in episode.sets],

@@ -6,8 +6,11 @@ def score(response, answer):
 
 
 def answer_of(response):
-    return response.strip(".?").lower() or None
+    return response.strip(".?") or None
 
 
 def agree(response, answers):
-    return float(answer_of(response) in [answer.lower() for answer in answers])
+    """A "yes" that takes for ever, to see that one bad comparison does not decide the others."""
+    while "loop" in answers and "yes" in response:
+        pass
+    return float(answer_of(response).lower() in [answer.lower() for answer in answers])

@@ -38,3 +38,9 @@ def test_a_kind_of_ones_own_is_read_as_text_unless_its_module_knows_better(verif
     assert group_answers(["a ", "b", "\\boxed{a}"], "tests.rewards.bad_kinds:NOT_CALLABLE", verifier) == [0, 1, 0]
     kind = "tests.rewards.caseless:score"
     assert group_answers(["Yes.", "yes", "No", "?"], kind, verifier) == [0, 0, 1, None]
+
+
+def test_a_comparison_that_never_ends_leaves_the_others_as_they_are():
+    with Verifier(time_limit_s=1.0, workers=1, kinds=()) as impatient:
+        kind = "tests.rewards.caseless:score"
+        assert group_answers(["loop", "Yes", "yes", "no"], kind, impatient) == [0, 1, 1, 2]

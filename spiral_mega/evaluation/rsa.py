@@ -1,0 +1,31 @@
+"""Harness `rsa`: recursive self-aggregation (Venkatraman et al., 2025; the paper's figure 4).
+
+Step 0 is a population of responses to the problem. At each further step as many responses are sampled, each shown its
+own set of the last population's traces, drawn without replacement. Three readings of every population: the mean reward
+(what the paper reports), that of the majority's answer, and that of an oracle's pick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spiral_mega.config.harnesses import Rsa
+from spiral_mega.evaluation.judged import Judged, Measure, level_budgets, level_positions, mean_tokens
+from spiral_mega.evaluation.readings import READINGS
+from spiral_mega.algorithm.plan import Level, Plan
+
+
+def plan(harness: Rsa, longest: int) -> Plan:
+    level = Level(harness.population, harness.set_size, "independent")
+    return Plan(harness.population, levels=(level,) * harness.steps)
+
+
+def measure(harness: Rsa, plan: Plan, judged: Sequence[Judged], longest: int) -> list[Measure]:
+    measures = []
+    levels = zip(level_positions(plan), level_budgets(plan, longest), strict=True)
+    for step, (positions, budget) in enumerate(levels):
+        tokens = mean_tokens([each.spent(range(positions.stop)) for each in judged])
+        for metric, read in READINGS.items():
+            values = [read(each, positions) for each in judged]
+            measures.append(Measure(harness.name or harness.kind, metric, "step", step, values, tokens, budget))
+    return measures

@@ -1,0 +1,70 @@
+"""What an evaluation keeps on disk, so that one that was killed goes on where it was.
+
+evaluation.json                            what is evaluated and how: another evaluation is refused here
+records/<sampling>/chunk_000000.json       what is known of a chunk of problems; there once the chunk is whole
+traces/<sampling>/chunk_000000.rank0.parquet
+results.json, analysis.json                at the end
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from spiral_mega.checkpoint.resume import changes
+from spiral_mega.errors import UserError
+from spiral_mega.evaluation.judged import Judged
+from spiral_mega.telemetry import write_json_atomic
+from spiral_mega.telemetry.trace_writer import write_traces
+from spiral_mega.traces import Episode
+
+IDENTITY = "evaluation.json"
+
+
+class Store:
+    """The files of one evaluation under `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Write down what is evaluated. Raises UserError if the folder holds an evaluation of something else."""
+        path = self.folder / IDENTITY
+        if path.exists():
+            try:
+                there = json.loads(path.read_text())
+            except ValueError as error:
+                raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, or use another") from error
+            if changed := changes(there, json.loads(json.dumps(identity))):
+                raise UserError(
+                    f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose another --output, or "
+                    "remove the folder"
+                )
+        write_json_atomic(path, identity)
+
+    def has(self, sampling: str, chunk: int) -> bool:
+        return self._records(sampling, chunk).exists()
+
+    def read(self, sampling: str, chunk: int) -> list[Judged]:
+        rows = json.loads(self._records(sampling, chunk).read_text())
+        return [Judged(**row) for row in rows]
+
+    def write(self, sampling: str, chunk: int, judged: Sequence[Judged]) -> None:
+        """The chunk's records. From here on it counts as done."""
+        write_json_atomic(self._records(sampling, chunk), [each.row() for each in judged], indent=None)
+
+    def write_traces(self, sampling: str, chunk: int, rank: int, episodes: Sequence[Episode]) -> None:
+        write_traces(self._traces(sampling) / f"chunk_{chunk:06d}.rank{rank}.parquet", episodes)
+
+    def remove_traces(self, sampling: str, chunk: int) -> None:
+        """Those of a try that was killed, perhaps on more ranks."""
+        for path in self._traces(sampling).glob(f"chunk_{chunk:06d}.rank*.parquet"):
+            path.unlink()
+
+    def _records(self, sampling: str, chunk: int) -> Path:
+        return self.folder / "records" / sampling / f"chunk_{chunk:06d}.json"
+
+    def _traces(self, sampling: str) -> Path:
+        return self.folder / "traces" / sampling
