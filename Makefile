@@ -6,10 +6,14 @@ RANKS ?= 2
 # One thread a rank: more only make the ranks fight over the cores.
 TORCHRUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m spiral_mega
 
-.PHONY: install train train-real test test-fast lint demo-model clean
+.PHONY: install browser train train-real test test-fast lint demo-model clean
 
 install:
 	@tools/install_cpu.sh
+
+## Chromium, in which the tests click through the report.
+browser:
+	@tools/install_browser.sh
 
 ## The main job: a small model learns by SPIRAL on 2 ranks. ARGS adds overrides: make train ARGS="run.seed=1"
 train: install
@@ -21,11 +25,11 @@ train-real: install
 	HF_HUB_OFFLINE=1 $(TORCHRUN) train configs/smollm2_gsm8k.yaml $(ARGS)
 
 ## Everything that CI runs.
-test: install lint
+test: install browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
 
 ## Without the cases that run the whole trainer.
-test-fast: install lint
+test-fast: install browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 lint: install

@@ -103,6 +103,20 @@ def analyze(
         typer.echo(run / "analysis.json")
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or evaluations, shown side by side.")],
+    output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
+    max_traces: Annotated[int, typer.Option(min=1, help="Traces to take along, of all runs together.")] = 10_000,
+) -> None:
+    """Curves, evaluations, analyses, times and episodes of runs, as one HTML page that needs no network."""
+    with _plain_errors():
+        from spiral_mega.report.page import write_report
+
+        write_report(runs, output, max_traces=max_traces)
+        typer.echo(output)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""

@@ -30,4 +30,4 @@ def measure(harness: Composition, plan: Plan, judged: Sequence[Judged], longest:
     positions, budget = level_positions(plan)[-1], level_budgets(plan, longest)[-1]
     values = [READINGS[harness.read](each, positions) for each in judged]
     tokens = mean_tokens([each.spent(range(positions.stop)) for each in judged])
-    return [Measure(harness.name, harness.read, "step", len(plan.levels), values, tokens, budget)]
+    return [Measure(harness.name, harness.read, "step", len(plan.levels), plan.search_traces, values, tokens, budget)]

@@ -54,14 +54,16 @@ class Judged:
 class Measure:
     """One number of a harness: a mean over problems, of `values` (one a problem, in their order).
 
-    It was reached with `x` of `axis` ("k" responses, aggregation "step", "budget" of a response), by spending `tokens`
-    a problem, of each kind, on average; `budget` is what could at most have been generated.
+    It was reached with `x` of `axis` ("k" responses, aggregation "step", "budget" of a response), with `parallel`
+    responses at a time, by spending `tokens` a problem, of each kind, on average; `budget` is what could at most have
+    been generated.
     """
 
     harness: str
     metric: str
     axis: str
     x: int
+    parallel: int
     values: list[float]
     tokens: dict[str, float]
     budget: int

@@ -44,6 +44,7 @@ def _measure_json(measure: Measure, seed: int) -> dict[str, Any]:
         "metric": measure.metric,
         "axis": measure.axis,
         "x": measure.x,
+        "parallel": measure.parallel,
         "mean": measure.mean,
         "interval": list(bootstrap_interval(measure.values, seed)),
         "tokens": measure.tokens,

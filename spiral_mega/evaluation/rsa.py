@@ -21,11 +21,11 @@ def plan(harness: Rsa, longest: int) -> Plan:
 
 
 def measure(harness: Rsa, plan: Plan, judged: Sequence[Judged], longest: int) -> list[Measure]:
-    measures = []
+    measures, name = [], harness.name or harness.kind
     levels = zip(level_positions(plan), level_budgets(plan, longest), strict=True)
     for step, (positions, budget) in enumerate(levels):
         tokens = mean_tokens([each.spent(range(positions.stop)) for each in judged])
         for metric, read in READINGS.items():
             values = [read(each, positions) for each in judged]
-            measures.append(Measure(harness.name or harness.kind, metric, "step", step, values, tokens, budget))
+            measures.append(Measure(name, metric, "step", step, harness.population, values, tokens, budget))
     return measures

@@ -33,6 +33,7 @@ def samples_measure(
         metric=metric,
         axis="k",
         x=k,
+        parallel=k,
         values=values,
         tokens=mean_tokens(spent, k / harness.samples),
         budget=k * longest,

@@ -33,5 +33,5 @@ def measure(harness: Sequential, plan: Plan, judged: Sequence[Judged], longest: 
             tokens["generated"] = sum(min(length, budget) for length in each.tokens["generated"])
         name = harness.name or harness.kind
         tokens = mean_tokens(spent, 1 / harness.samples)
-        measures.append(Measure(name, "mean", "budget", budget, values, tokens, budget))
+        measures.append(Measure(name, "mean", "budget", budget, 1, values, tokens, budget))
     return measures

@@ -97,7 +97,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_new_harnesses_reuse_what_
 
 
 def test_a_run_its_checkpoint_and_its_exported_model_are_one_model(tmp_path):
-    run = TrainingRun(tmp_path / "run", "checkpoint.every=5", "model.lora.rank=4").finish().folder
+    run = TrainingRun(tmp_path / "run", "checkpoint.every=5", "model.lora.rank=4", "optimizer.lr=0.03").finish().folder
     small = [*SMALL, "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 10}]"]
     small.remove("data.eval.0.limit=10")
     short = [*small, "eval.harnesses=[{kind: pass_at_k, samples: 6}]"]
