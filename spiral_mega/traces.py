@@ -89,6 +89,10 @@ class Episode:
         """Search traces first, then the aggregation traces set by set."""
         return [*self.search, *(trace for group in self.aggregation for trace in group)]
 
+    def answered_sets(self) -> list[tuple[tuple[int, ...], list[Trace]]]:
+        """Each set with its answers; nothing where sets are for credit alone."""
+        return list(zip(self.sets, self.aggregation, strict=True)) if self.aggregation else []
+
     def effective(self) -> bool:
         """Whether any trace would receive a gradient."""
         return any(trace.effective for trace in self.traces())

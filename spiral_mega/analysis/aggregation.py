@@ -36,7 +36,7 @@ def facts(episode: Episode, groups: Groups) -> list[Set]:
     """One dict a set: its members and those right, whether their plurality is right, its answers and those right."""
     traces = episode.traces()
     found = []
-    for members, answers in zip(episode.sets, episode.aggregation, strict=True):
+    for members, answers in episode.answered_sets():
         right = [traces[member].reward >= 1.0 for member in members]
         votes = Counter(groups[member] for member in members if groups[member] is not None)
         leader = votes.most_common(1)[0][0] if votes else None

@@ -10,7 +10,7 @@ def levels(episode: Episode) -> list[list[int]]:
     place = list(range(len(episode.search)))
     found = [place[:]]
     depth = [0] * len(place)
-    for members, group in zip(episode.sets, episode.aggregation, strict=True):
+    for members, group in episode.answered_sets():
         level = 1 + max(depth[member] for member in members)
         while len(found) <= level:
             found.append([])

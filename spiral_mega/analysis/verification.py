@@ -25,7 +25,7 @@ def facts(episode: Episode, groups: Groups) -> dict[str, float]:
     sums: Counter[str] = Counter()
     traces = episode.traces()
     position = len(episode.search)
-    for members, answers in zip(episode.sets, episode.aggregation, strict=True):
+    for members, answers in episode.answered_sets():
         positions = range(position, position + len(answers))
         position += len(answers)
         right = [traces[member].reward >= 1.0 for member in members]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spiral_mega.algorithm.plan import Level, Plan
 from spiral_mega.config.harnesses import Composition
 from spiral_mega.evaluation.judged import Judged, Measure, level_budgets, level_positions, mean_tokens
 from spiral_mega.evaluation.readings import READINGS
-from spiral_mega.algorithm.plan import Level, Plan
 
 
 def plan(harness: Composition, longest: int) -> Plan:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import Config
 from spiral_mega.config.harnesses import Sequential
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation import best_of_n, composition, majority, pass_at_k, rsa, sequential
 from spiral_mega.evaluation.judged import Judged, Measure
-from spiral_mega.algorithm.plan import Plan
 
 MODULES: dict[str, Any] = {
     "pass_at_k": pass_at_k,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spiral_mega.rewards.agreement import Groups
 from spiral_mega.algorithm.plan import Plan
+from spiral_mega.rewards.agreement import Groups
 from spiral_mega.traces import Episode
 
 KINDS_OF_TOKENS = ("prompt", "generated", "cached")

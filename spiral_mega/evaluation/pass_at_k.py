@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config.harnesses import PassAtK
 from spiral_mega.evaluation.estimators import pass_at_k
 from spiral_mega.evaluation.judged import Judged, Measure
 from spiral_mega.evaluation.samples import numbers_of_samples, samples_measure, samples_plan
-from spiral_mega.algorithm.plan import Plan
 
 
 def plan(harness: PassAtK, longest: int) -> Plan:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config.harnesses import BestOfN, Majority, PassAtK
 from spiral_mega.evaluation.judged import Judged, Measure, mean_tokens
-from spiral_mega.algorithm.plan import Plan
 
 Samples = PassAtK | Majority | BestOfN
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config.harnesses import Sequential
 from spiral_mega.evaluation.judged import Judged, Measure, mean_tokens
-from spiral_mega.algorithm.plan import Plan
 
 
 def plan(harness: Sequential, longest: int) -> Plan:

@@ -29,8 +29,7 @@ def group_answers(responses: Sequence[str], kind: str, verifier: Verifier) -> Gr
     order of the responses.) Comparisons run in the verifier's processes; one that fails or takes too long counts as
     different.
     """
-    module = _module(kind)
-    answer_of: Callable[[str], str | None] = module.answer_of
+    module, answer_of = _module(kind), load_answer_of(kind)
     answers = [answer_of(response) for response in responses]
     first: dict[str, str] = {}  # a response for each answer
     for answer, response in zip(answers, responses, strict=True):
@@ -44,6 +43,12 @@ def group_answers(responses: Sequence[str], kind: str, verifier: Verifier) -> Gr
         if found is None:
             leaders.append(answer)
     return [None if answer is None else groups[answer] for answer in answers]
+
+
+def load_answer_of(kind: str) -> Callable[[str], str | None]:
+    """The function that reads an answer off a response of this kind."""
+    answer_of: Callable[[str], str | None] = _module(kind).answer_of
+    return answer_of
 
 
 def _first_that_agrees(response: str, answers: Sequence[str], agree: str, verifier: Verifier) -> int | None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from spiral_mega.algorithm.plan import Level, Plan
 from spiral_mega.config.harnesses import Harness
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.harnesses import MODULES, samplings
 from spiral_mega.evaluation.judged import Judged
-from spiral_mega.algorithm.plan import Level, Plan
 from tests.rollout.scripted import settings
 
 LONGEST = 8

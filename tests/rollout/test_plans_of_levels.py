@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spiral_mega.algorithm.sets import sample_sets
 from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.sets import sample_sets
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import (
     ASSISTANT,
@@ -22,6 +22,7 @@ from tests.rollout.scripted import (
 from tests.support.tiny_models import END_ID
 
 pytestmark = pytest.mark.usefixtures("runtime")
+COMPONENT = [AGGREGATION] * 3 + ["aggregation_2"] * 2
 TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("ab")]
 PLAN = Plan(4, answers=2, levels=(Level(3, 2, "independent", 5), Level(2, 4, "independent")), max_tokens=3)
 
@@ -43,7 +44,7 @@ def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(ve
                 body = [token for token in traces[member].response_ids if token != END_ID]
                 shown += [word(93 if traces[member].finish == "stop" else 94), *body]
             prompt = [USER, word(90), word(index), word(80), word(91), *shown, word(92), ASSISTANT]
-            assert asked[index, AGGREGATION, l].prompt_ids == prompt
+            assert asked[index, COMPONENT[l], l].prompt_ids == prompt
             assert all(trace.prompt_ids == prompt for trace in episode.aggregation[l])
 
 
@@ -55,7 +56,7 @@ def test_a_set_starts_at_the_very_moment_its_last_member_ends_on_every_level(ver
             traces = [episode.traces()[member] for member in members]
             keys = [((index, t.component, t.set_index), t.index) for t in traces]
             end = max(engine.events.index(("done", key)) for key in keys)
-            added = engine.events.index(("add", (index, AGGREGATION, l)))
+            added = engine.events.index(("add", (index, COMPONENT[l], l)))
             assert all(kind == "add" for kind, _ in engine.events[end + 1 : added])
 
 
@@ -69,7 +70,7 @@ def test_every_level_keeps_to_its_own_budget(verifier):
     engine = ScriptedEngine(first_come)
     run(engine, verifier)
     limits = {request.key[1:]: request.max_tokens for request in engine.requests}
-    first = {(AGGREGATION, l): 5 for l in range(3)} | {(AGGREGATION, l): 8 for l in (3, 4)}
+    first = {(COMPONENT[l], l): 5 for l in range(3)} | {(COMPONENT[l], l): 8 for l in (3, 4)}
     assert limits == {(SEARCH, None): 3} | first
 
 

@@ -12,7 +12,8 @@ from typing import Protocol, cast
 
 from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config.explain import read_section
-from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.config.section import Section
 from spiral_mega.traces import Episode
 
 

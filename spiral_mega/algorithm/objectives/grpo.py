@@ -10,7 +10,8 @@ from __future__ import annotations
 from spiral_mega.algorithm.credit import group_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.plan import Plan
-from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.config.section import Section
 from spiral_mega.traces import SEARCH, Episode
 
 

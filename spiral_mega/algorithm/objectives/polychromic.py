@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from spiral_mega.algorithm.set_objective import SetObjective, SetScore
-from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.config.section import Section
 from spiral_mega.rewards.agreement import load_answer_of
 from spiral_mega.traces import Problem, Trace
 

@@ -23,7 +23,8 @@ from spiral_mega.algorithm.credit import FloatArray
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.plan import Level, Plan
 from spiral_mega.algorithm.sets import check_design
-from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.config.section import Section
 from spiral_mega.traces import SEARCH, Episode, aggregation_rewards
 
 DRAWS = 100  # of the sets, by which it is told that some search traces can have credit

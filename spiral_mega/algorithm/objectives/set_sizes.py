@@ -19,7 +19,8 @@ from spiral_mega.algorithm.credit import FloatArray, aggregation_advantages, mar
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.plan import Level, Members, Plan
 from spiral_mega.algorithm.sets import gradient_scale, sample_sets
-from spiral_mega.config.schema import AlgorithmConfig, Section
+from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.config.section import Section
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, aggregation_rewards
 
 

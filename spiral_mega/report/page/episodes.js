@@ -115,8 +115,8 @@ function setBox(members, l, whole) {
   const trained = whole.traces[0].a !== null;
   return el("div", { class: "set", id: `set-${l}` },
     el("div", { class: "head" }, el("button", { class: "chip", type: "button", "data-set": l, "aria-pressed": "false", onclick: () => markSet(l, whole) }, `set ${l}`),
-      el("span", {}, `of ${members.map((member) => traceName(member, whole)).join(", ")}`), rewardChip(score, "score"),
-      trained ? signedChip(score - baseline, "set advantage") : null),
+      el("span", {}, `of ${members.map((member) => traceName(member, whole)).join(", ")}`), answers.length ? rewardChip(score, "score") : el("span", { class: "chip" }, "for credit alone"),
+      answers.length && trained ? signedChip(score - baseline, "set advantage") : null),
     el("div", { class: "traces" }, answers.map((trace, i) => traceCard(trace, first + i, whole))));
 }
 
