@@ -64,8 +64,11 @@ def prepare(
     return config, target or Target(config.model.path), output or folder
 
 
-def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtime) -> dict[str, Any] | None:
-    """Run or go on with the evaluation in `folder`; its results, None if it was asked to stop. Collective."""
+def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtime) -> bool:
+    """Run or go on with the evaluation in `folder`; whether it came to its end. Collective.
+
+    What is measured goes to results.json and, as a table, to standard output; the analysis to analysis.json.
+    """
     needed = samplings(config)
     store = Store(folder)
     with ExitStack() as stack:
@@ -102,28 +105,25 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
                 )
         except Interrupted:
             log.warning("interrupted: what was being sampled is given up; the same command goes on from the last chunk")
-            return None
-        return _conclude(config, needed, problems, store, runtime)
+            return False
+        if runtime.is_main:
+            _conclude(config, needed, problems, store)
+    return True
 
 
-def _conclude(
-    config: Config, needed: Sequence[Sampling], problems: Sequence[Problem], store: Store, runtime: Runtime
-) -> dict[str, Any]:
+def _conclude(config: Config, needed: Sequence[Sampling], problems: Sequence[Problem], store: Store) -> None:
     """Measure and analyse what is in the store, and write both down."""
     chunks = range(-(-len(problems) // config.eval.chunk))
     measures, analyses = [], {}
     for sampling in needed:
         judged: list[Judged] = [each for chunk in chunks for each in store.read(sampling.name, chunk)]
         measures += [measure for of in sampling.measures for measure in of(judged)]
-        if runtime.is_main:
-            analyses[sampling.name] = summarise([each.facts for each in judged], config.run.seed)
+        analyses[sampling.name] = summarise([each.facts for each in judged], config.run.seed)
     results = results_json(measures, [problem.id for problem in problems], config.run.seed)
-    if runtime.is_main:
-        write_json_atomic(store.folder / "results.json", results, indent=None)
-        write_json_atomic(store.folder / "analysis.json", analyses)
-        print(results_table(results))
-        print(f"\n{len(problems)} problems: {store.folder / 'results.json'}")
-    return results
+    write_json_atomic(store.folder / "results.json", results, indent=None)
+    write_json_atomic(store.folder / "analysis.json", analyses)
+    print(results_table(results))
+    print(f"\n{len(problems)} problems: {store.folder / 'results.json'}")
 
 
 def _identity(config: Config, target: Target, problems: Sequence[Problem]) -> dict[str, Any]:

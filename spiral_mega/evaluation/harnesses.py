@@ -81,5 +81,6 @@ def _check_context(config: Config, name: str, plan: Plan) -> None:
             raise ConfigError(
                 f"eval.harnesses: {name}: {what} may come to {total} tokens (problem {config.data.max_prompt_tokens}, "
                 f"traces shown {traces}, response {response}), more than rollout.max_context_tokens "
-                f"({rollout.max_context_tokens}): raise it, lower the budget, or shorten traces by prompts.view"
+                f"({rollout.max_context_tokens}): raise it, lower the budget, shorten traces by prompts.view, or leave "
+                "the harness out"
             )

@@ -55,9 +55,8 @@ def _run(folder: Path) -> dict[str, Any]:
 def _evaluation(path: Path, folder: Path) -> dict[str, Any]:
     results = _json(path)
     analysis = path.with_name("analysis.json")
-    name = path.parent.relative_to(folder).as_posix().removeprefix("evaluation").strip("/").replace(".", "")
     return {
-        "name": name,
+        "name": "/".join(part for part in path.parent.relative_to(folder).parts if part != "evaluation"),
         "problems": len(results["problems"]),
         "measures": [{key: value for key, value in each.items() if key != "values"} for each in results["measures"]],
         "analysis": _json(analysis) if analysis.exists() else {},

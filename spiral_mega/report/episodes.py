@@ -49,10 +49,10 @@ def collect_episodes(folder: Path, blocks: Blocks, max_traces: int) -> tuple[lis
     index, left_out = [], 0
     for trained, files in groups:
         counts = [_rows(path) for path in files]
-        first = next((row for path in files for row in _read(path, [0], counts[files.index(path)])), None)
-        if first is None:
-            continue
         total = sum(counts)
+        if not total:
+            continue
+        (first,) = _read(next(path for path, count in zip(files, counts, strict=True) if count), [0])
         wanted = min(total, max(1, max_traces // len(groups) // max(1, len(first["traces"]))))
         chosen = [i * total // wanted for i in range(wanted)]
         left_out += total - wanted
@@ -60,7 +60,7 @@ def collect_episodes(folder: Path, blocks: Blocks, max_traces: int) -> tuple[lis
         for path, count in zip(files, counts, strict=True):
             here = [at - start for at in chosen if start <= at < start + count]
             start += count
-            for row in _read(path, here, count):
+            for row in _read(path, here):
                 index.append(_entry(row, _origin(path, folder, trained), trained, blocks))
     return index, left_out
 
@@ -80,9 +80,8 @@ def _rows(path: Path) -> int:
         raise UserError(f"{path} cannot be read as traces ({error}): remove it, or make it again") from error
 
 
-def _read(path: Path, rows: list[int], count: int) -> Iterator[dict[str, Any]]:
-    """These rows of a file of `count`."""
-    rows = [row for row in rows if row < count]
+def _read(path: Path, rows: list[int]) -> Iterator[dict[str, Any]]:
+    """These rows of a file."""
     if not rows:
         return
     try:
@@ -95,9 +94,8 @@ def _read(path: Path, rows: list[int], count: int) -> Iterator[dict[str, Any]]:
 def _origin(path: Path, folder: Path, trained: bool) -> str:
     if trained and (match := STEP.match(path.name)):
         return f"step {match[1]}"
-    sampling = path.parent
-    name = sampling.parent.parent.relative_to(folder).as_posix().replace("evaluation/", "").strip("./")
-    return f"{name or 'evaluation'} {sampling.name}"
+    evaluation = path.parent.parent.parent
+    return " ".join([*(evaluation.relative_to(folder).parts or ("evaluation",)), path.parent.name])
 
 
 def _entry(row: dict[str, Any], origin: str, trained: bool, blocks: Blocks) -> dict[str, Any]:

@@ -19,7 +19,7 @@ function analysisTab(runs) {
     ["Chooses a right member", (point) => point.verification.right_choice, true],
   ];
   return [
-    el("p", { class: "note" }, "Over training, in spans of steps, with 95 % bootstrap intervals over problems. Training problems are sampled anew in each step, and only their mix can differ between runs."),
+    el("p", { class: "note" }, "Over training, in spans of steps, with 95 % bootstrap intervals over problems. Each span has the problems that were trained on in it."),
     el("div", { class: "charts" }, plots.map(([title, figure, percent]) => trendChart(analysed, title, figure, percent))),
   ];
 }

@@ -1,0 +1,64 @@
+"""What is judged of an episode, against sampling and verifying it anew."""
+
+import pytest
+
+from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.evaluation.judge import judge
+from spiral_mega.prompts import Prompter
+from spiral_mega.rewards import Verifier
+from spiral_mega.rollout import build_engine
+from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.pipeline import Pipeline
+from spiral_mega.rollout.weights import pretrained_weights
+from spiral_mega.run import load_tokenizer
+from tests.rollout.launches import PROBLEMS, real_config
+from tests.rollout.reward_kinds import word_sum
+from tests.support.tiny_models import END_ID
+
+CUTS = (1, 2, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def parts(runtime):
+    """The real tiny model's engine, and what goes with it."""
+    config = real_config()
+    tokenizer = load_tokenizer(config.model)
+    engine = build_engine(config, frozenset([END_ID]), runtime)
+    engine.load_weights(pretrained_weights(config.model.path))
+    with Verifier(10.0, 1, ("exact",)) as verifier:
+        yield config, tokenizer, engine, verifier
+
+
+def sample(parts, plan):
+    config, tokenizer, engine, verifier = parts
+    prompter = Prompter(config.prompts, tokenizer)
+    pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan)
+    tasks = [Task(each, -1, (3, "eval", each.id)) for each in PROBLEMS]
+    return [episode for _, episode in pipeline.run(tasks, aggregates=True)]
+
+
+def test_a_budget_read_off_the_longest_response_is_what_sampling_with_it_gives(parts):
+    _, tokenizer, _, verifier = parts
+    judged = [judge(episode, CUTS, verifier, tokenizer) for episode in sample(parts, Plan(6))]
+    lengths = {length for each in judged for length in each.tokens["generated"]}
+    assert lengths == {4, 8}, "some end by themselves, most at the limit"
+    for budget in CUTS:
+        anew = sample(parts, Plan(6, max_tokens=budget))
+        assert [each.cut[str(budget)] for each in judged] == [[t.reward for t in e.search] for e in anew]
+    assert [each.cut["8"] for each in judged] == [each.rewards for each in judged]
+    assert [each.cut["1"] for each in judged] != [each.cut["8"] for each in judged]
+
+
+def test_the_facts_on_each_trace_stand_in_the_order_of_the_episodes_traces(parts):
+    _, tokenizer, _, verifier = parts
+    plan = Plan(4, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
+    for episode in sample(parts, plan):
+        judged = judge(episode, (), verifier, tokenizer)
+        traces = episode.traces()
+        assert len(traces) == 9
+        assert judged.tokens["prompt"] == [len(trace.prompt_ids) for trace in traces]
+        assert judged.tokens["generated"] == [len(trace.response_ids) for trace in traces]
+        if episode.problem.kind != "exact":
+            assert judged.rewards == [word_sum(trace.text, episode.problem.answer) for trace in traces]
+        same = [[a == b for b in judged.groups] for a in judged.groups]
+        assert same == [[a.text.strip() == b.text.strip() for b in traces] for a in traces], "text kinds group by text"
