@@ -43,7 +43,11 @@ function showTab(id, focus = false) {
 
 function drawTabs() {
   const bar = document.getElementById("tabs");
-  bar.append(...TABS.map(([id, name]) => el("button", { type: "button", role: "tab", "data-tab": id, onclick: () => showTab(id) }, name)));
+  bar.append(
+    ...TABS.map(([id, name]) =>
+      el("button", { type: "button", role: "tab", "data-tab": id, onclick: () => showTab(id) }, name),
+    ),
+  );
   bar.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;
@@ -55,8 +59,21 @@ function drawTabs() {
 
 function drawLegend() {
   const boxes = report.runs.map((run) =>
-    el("label", {}, el("input", { type: "checkbox", checked: true, onchange: (event) => { run.hidden = !event.target.checked; draw(); } }),
-      el("span", { class: "swatch", style: `background:${color(run)}` }), run.name));
+    el(
+      "label",
+      {},
+      el("input", {
+        type: "checkbox",
+        checked: true,
+        onchange: (event) => {
+          run.hidden = !event.target.checked;
+          draw();
+        },
+      }),
+      el("span", { class: "swatch", style: `background:${color(run)}` }),
+      run.name,
+    ),
+  );
   document.getElementById("legend").append(...boxes);
 }
 
@@ -85,8 +102,13 @@ function toggleTheme() {
 
 function showKeys() {
   const dialog = document.getElementById("keys");
-  const rows = KEYS.map(([keys, what]) => el("tr", {}, el("td", {}, el("kbd", {}, keys)), el("td", { class: "text" }, what)));
-  dialog.replaceChildren(el("table", {}, el("tbody", {}, rows)), el("form", { method: "dialog" }, el("button", {}, "Close")));
+  const rows = KEYS.map(([keys, what]) =>
+    el("tr", {}, el("td", {}, el("kbd", {}, keys)), el("td", { class: "text" }, what)),
+  );
+  dialog.replaceChildren(
+    el("table", {}, el("tbody", {}, rows)),
+    el("form", { method: "dialog" }, el("button", {}, "Close")),
+  );
   dialog.showModal();
 }
 
@@ -107,7 +129,10 @@ function onKey(event) {
   const actions = {
     t: toggleTheme,
     "?": showKeys,
-    "/": () => { showTab("episodes"); document.getElementById("search")?.focus(); },
+    "/": () => {
+      showTab("episodes");
+      document.getElementById("search")?.focus();
+    },
   };
   if (tab === "episodes" && view.rows.length) {
     actions.j = () => select(view.at + 1);
@@ -115,7 +140,8 @@ function onKey(event) {
     actions.s = () => stepSet(1);
     actions.S = () => stepSet(-1);
     actions.x = () => document.querySelectorAll("#detail .trace").forEach((card) => card.classList.toggle("open"));
-    if (view.set !== null) actions.Escape = () => document.querySelector(`#set-${view.set} [data-set="${view.set}"]`).click();
+    if (view.set !== null)
+      actions.Escape = () => document.querySelector(`#set-${view.set} [data-set="${view.set}"]`).click();
   }
   const number = Number(event.key);
   if (number >= 1 && number <= TABS.length) actions[event.key] = () => showTab(TABS[number - 1][0], true);

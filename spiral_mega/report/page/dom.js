@@ -12,7 +12,8 @@ function svgEl(tag, attributes = {}, ...children) {
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== false && value !== undefined)
+      node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return node;

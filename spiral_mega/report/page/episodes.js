@@ -35,21 +35,68 @@ function episodesTab(runs) {
 }
 
 function omitted(runs) {
-  const notes = runs.filter((run) => run.left_out).map((run) => `${run.name}: ${run.left_out.toLocaleString("en")} more are in its folder`);
-  return el("p", { class: "note" }, notes.length ? `Evenly spaced episodes. ${notes.join("; ")}.` : "Every episode of the runs shown.");
+  const notes = runs
+    .filter((run) => run.left_out)
+    .map((run) => `${run.name}: ${run.left_out.toLocaleString("en")} more are in its folder`);
+  return el(
+    "p",
+    { class: "note" },
+    notes.length ? `Evenly spaced episodes. ${notes.join("; ")}.` : "Every episode of the runs shown.",
+  );
 }
 
 function filterBar(runs, refresh) {
   const { filters } = view;
   const origins = [...new Set(runs.flatMap((run) => run.episodes.map((episode) => episode.origin)))];
   if (!origins.includes(filters.origin)) filters.origin = "";
-  const search = el("input", { type: "search", id: "search", placeholder: "Problem or id  ( / )", "aria-label": "Search problems", value: filters.text,
-    oninput: (event) => { filters.text = event.target.value; refresh(); } });
-  const origin = el("select", { "aria-label": "Where from", id: "origin", onchange: (event) => { filters.origin = event.target.value; refresh(); } },
-    el("option", { value: "" }, "all steps and evaluations"), origins.map((name) => el("option", { value: name, selected: name === filters.origin }, name)));
-  const boxes = FLAGS.map((flag) => el("label", {}, el("input", { type: "checkbox", checked: filters.flags.has(flag), "data-flag": flag,
-    onchange: (event) => { filters.flags[event.target.checked ? "add" : "delete"](flag); refresh(); } }), flag));
-  return el("div", { class: "filters" }, search, origin, boxes, el("span", { class: "note", id: "count", style: "margin:0", "aria-live": "polite" }));
+  const search = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Problem or id  ( / )",
+    "aria-label": "Search problems",
+    value: filters.text,
+    oninput: (event) => {
+      filters.text = event.target.value;
+      refresh();
+    },
+  });
+  const origin = el(
+    "select",
+    {
+      "aria-label": "Where from",
+      id: "origin",
+      onchange: (event) => {
+        filters.origin = event.target.value;
+        refresh();
+      },
+    },
+    el("option", { value: "" }, "all steps and evaluations"),
+    origins.map((name) => el("option", { value: name, selected: name === filters.origin }, name)),
+  );
+  const boxes = FLAGS.map((flag) =>
+    el(
+      "label",
+      {},
+      el("input", {
+        type: "checkbox",
+        checked: filters.flags.has(flag),
+        "data-flag": flag,
+        onchange: (event) => {
+          filters.flags[event.target.checked ? "add" : "delete"](flag);
+          refresh();
+        },
+      }),
+      flag,
+    ),
+  );
+  return el(
+    "div",
+    { class: "filters" },
+    search,
+    origin,
+    boxes,
+    el("span", { class: "note", id: "count", style: "margin:0", "aria-live": "polite" }),
+  );
 }
 
 function matches(episode) {
@@ -69,9 +116,21 @@ function drawList(list) {
     const { run, episode } = view.rows[at];
     const flags = FLAGS.filter((_, i) => episode.flags & (1 << i) && i > 0);
     const rewards = `search ${formatPercent(episode.search)}${episode.aggregation === null ? "" : `, aggregation ${formatPercent(episode.aggregation)}`}`;
-    rows.push(el("div", { class: at === view.at ? "row selected" : "row", style: `top:${at * ROW}px`, "data-at": at, id: `row-${at}`, role: "option", "aria-selected": String(at === view.at) },
-      el("div", {}, el("span", { class: "swatch", style: `background:${color(run)}` }), ` ${episode.title}`),
-      el("div", { class: "meta" }, [episode.origin, rewards, ...flags].join(" · "))));
+    rows.push(
+      el(
+        "div",
+        {
+          class: at === view.at ? "row selected" : "row",
+          style: `top:${at * ROW}px`,
+          "data-at": at,
+          id: `row-${at}`,
+          role: "option",
+          "aria-selected": String(at === view.at),
+        },
+        el("div", {}, el("span", { class: "swatch", style: `background:${color(run)}` }), ` ${episode.title}`),
+        el("div", { class: "meta" }, [episode.origin, rewards, ...flags].join(" · ")),
+      ),
+    );
   }
   list.replaceChildren(filler, ...rows);
   list.setAttribute("aria-activedescendant", `row-${view.at}`);
@@ -94,15 +153,25 @@ async function select(at) {
 function drawEpisode(run, episode, whole) {
   const detail = document.getElementById("detail");
   const search = whole.traces.filter((trace) => trace.s === null);
-  const problem = whole.messages.map((message) => (whole.messages.length > 1 ? `${message.role}: ${message.content}` : message.content)).join("\n\n");
+  const problem = whole.messages
+    .map((message) => (whole.messages.length > 1 ? `${message.role}: ${message.content}` : message.content))
+    .join("\n\n");
   const shown = [
     el("h2", { style: "margin-top:0" }, `${run.name} · ${episode.origin} · ${episode.id}`),
     el("div", { class: "problem" }, problem),
     el("p", { class: "note" }, `Answer: ${whole.answer.join(" or ")}`),
     el("h2", {}, `Search traces (${search.length})`),
-    el("div", { class: "traces" }, search.map((trace, position) => traceCard(trace, position, whole))),
+    el(
+      "div",
+      { class: "traces" },
+      search.map((trace, position) => traceCard(trace, position, whole)),
+    ),
   ];
-  if (whole.sets.length) shown.push(el("h2", {}, `Sets (${whole.sets.length})`), ...whole.sets.map((members, l) => setBox(members, l, whole)));
+  if (whole.sets.length)
+    shown.push(
+      el("h2", {}, `Sets (${whole.sets.length})`),
+      ...whole.sets.map((members, l) => setBox(members, l, whole)),
+    );
   detail.replaceChildren(...shown);
   detail.scrollTop = 0;
 }
@@ -113,11 +182,27 @@ function setBox(members, l, whole) {
   const score = setScore(whole, l);
   const baseline = whole.sets.reduce((sum, _, each) => sum + setScore(whole, each), 0) / whole.sets.length;
   const trained = whole.traces[0].a !== null;
-  return el("div", { class: "set", id: `set-${l}` },
-    el("div", { class: "head" }, el("button", { class: "chip", type: "button", "data-set": l, "aria-pressed": "false", onclick: () => markSet(l, whole) }, `set ${l}`),
-      el("span", {}, `of ${members.map((member) => traceName(member, whole)).join(", ")}`), answers.length ? rewardChip(score, "score") : el("span", { class: "chip" }, "for credit alone"),
-      answers.length && trained ? signedChip(score - baseline, "set advantage") : null),
-    el("div", { class: "traces" }, answers.map((trace, i) => traceCard(trace, first + i, whole))));
+  return el(
+    "div",
+    { class: "set", id: `set-${l}` },
+    el(
+      "div",
+      { class: "head" },
+      el(
+        "button",
+        { class: "chip", type: "button", "data-set": l, "aria-pressed": "false", onclick: () => markSet(l, whole) },
+        `set ${l}`,
+      ),
+      el("span", {}, `of ${members.map((member) => traceName(member, whole)).join(", ")}`),
+      answers.length ? rewardChip(score, "score") : el("span", { class: "chip" }, "for credit alone"),
+      answers.length && trained ? signedChip(score - baseline, "set advantage") : null,
+    ),
+    el(
+      "div",
+      { class: "traces" },
+      answers.map((trace, i) => traceCard(trace, first + i, whole)),
+    ),
+  );
 }
 
 function traceName(position, whole) {
@@ -135,19 +220,47 @@ function markSet(l, whole) {
     card.classList.toggle("member", Boolean(members?.has(position)));
     card.classList.toggle("dim", Boolean(members) && !members.has(position) && !answers);
   }
-  for (const box of document.querySelectorAll("#detail .set")) box.classList.toggle("selected", view.set !== null && box.id === `set-${l}`);
-  for (const chip of document.querySelectorAll("#detail [data-set]")) chip.setAttribute("aria-pressed", String(view.set === Number(chip.dataset.set)));
+  for (const box of document.querySelectorAll("#detail .set"))
+    box.classList.toggle("selected", view.set !== null && box.id === `set-${l}`);
+  for (const chip of document.querySelectorAll("#detail [data-set]"))
+    chip.setAttribute("aria-pressed", String(view.set === Number(chip.dataset.set)));
 }
 
 function traceCard(trace, position, whole) {
   const sets = whole.sets.map((members, l) => (members.includes(position) ? l : -1)).filter((l) => l >= 0);
-  const flags = [trace.e === "length" ? "cut" : null, trace.g ? "gated" : null, trace.v === "ok" ? null : `verification: ${trace.v}`].filter(Boolean);
-  const card = el("div", { class: `trace ${trace.r >= 1 ? "right" : trace.r > 0 ? "" : "wrong"}`, "data-position": position },
-    el("div", { class: "head" }, el("b", {}, trace.s === null ? `#${position}` : `${trace.i}`), rewardChip(trace.r, "reward"),
+  const flags = [
+    trace.e === "length" ? "cut" : null,
+    trace.g ? "gated" : null,
+    trace.v === "ok" ? null : `verification: ${trace.v}`,
+  ].filter(Boolean);
+  const card = el(
+    "div",
+    { class: `trace ${trace.r >= 1 ? "right" : trace.r > 0 ? "" : "wrong"}`, "data-position": position },
+    el(
+      "div",
+      { class: "head" },
+      el("b", {}, trace.s === null ? `#${position}` : `${trace.i}`),
+      rewardChip(trace.r, "reward"),
       trace.a === null ? null : signedChip(trace.a, "advantage"),
-      el("span", { class: "chip" }, `${trace.l} tokens`), flags.map((flag) => el("span", { class: "chip flag" }, flag)),
-      sets.map((l) => el("button", { class: "chip", type: "button", "data-set": l, "aria-pressed": "false", title: `was shown in set ${l}`, onclick: () => markSet(l, whole) }, `in ${l}`))),
-    el("pre", {}, trace.t || "(empty)"));
+      el("span", { class: "chip" }, `${trace.l} tokens`),
+      flags.map((flag) => el("span", { class: "chip flag" }, flag)),
+      sets.map((l) =>
+        el(
+          "button",
+          {
+            class: "chip",
+            type: "button",
+            "data-set": l,
+            "aria-pressed": "false",
+            title: `was shown in set ${l}`,
+            onclick: () => markSet(l, whole),
+          },
+          `in ${l}`,
+        ),
+      ),
+    ),
+    el("pre", {}, trace.t || "(empty)"),
+  );
   card.addEventListener("dblclick", () => card.classList.toggle("open"));
   return card;
 }
@@ -163,5 +276,9 @@ function signedChip(value, name) {
 }
 
 function rewardChip(reward, name) {
-  return el("span", { class: `chip ${reward >= 1 ? "plus" : reward > 0 ? "" : "minus"}` }, `${name} ${formatNumber(reward)}`);
+  return el(
+    "span",
+    { class: `chip ${reward >= 1 ? "plus" : reward > 0 ? "" : "minus"}` },
+    `${name} ${formatNumber(reward)}`,
+  );
 }

@@ -1,18 +1,50 @@
 // Evaluations: the paper's plots of test-time compute, and every measure in a table.
 
 function evaluationTab(runs) {
-  const evaluated = runs.flatMap((run) => run.evaluations.map((evaluation) => ({ run, ...evaluation, label: evaluationLabel(run, evaluation) })));
-  if (!evaluated.length) return [el("p", { class: "note" }, "No run that is shown was evaluated: see spiral-mega eval.")];
+  const evaluated = runs.flatMap((run) =>
+    run.evaluations.map((evaluation) => ({ run, ...evaluation, label: evaluationLabel(run, evaluation) })),
+  );
+  if (!evaluated.length)
+    return [el("p", { class: "note" }, "No run that is shown was evaluated: see spiral-mega eval.")];
   const plots = [
-    measureChart(evaluated, { title: "Parallel compute: pass@k", of: "pass", axis: "k", xLabel: "k responses", logX: true }),
-    measureChart(evaluated, { title: "Parallel and aggregative: recursive self-aggregation", of: "mean", axis: "step", kind: "rsa", xLabel: "aggregation step" }),
-    measureChart(evaluated, { title: "Sequential compute", of: "mean", axis: "budget", xLabel: "tokens a response may have", logX: true }),
+    measureChart(evaluated, {
+      title: "Parallel compute: pass@k",
+      of: "pass",
+      axis: "k",
+      xLabel: "k responses",
+      logX: true,
+    }),
+    measureChart(evaluated, {
+      title: "Parallel and aggregative: recursive self-aggregation",
+      of: "mean",
+      axis: "step",
+      xLabel: "aggregation step",
+    }),
+    measureChart(evaluated, {
+      title: "Sequential compute",
+      of: "mean",
+      axis: "budget",
+      xLabel: "tokens a response may have",
+      logX: true,
+    }),
     votingChart(evaluated),
-    tokensChart(evaluated, { title: "Accuracy against tokens generated", xLabel: "tokens generated a problem", tokens: (measure) => measure.tokens.generated }),
-    tokensChart(evaluated, { title: "Accuracy against the token budget", xLabel: "token budget of a problem", tokens: (measure) => measure.budget }),
+    tokensChart(evaluated, {
+      title: "Accuracy against tokens generated",
+      xLabel: "tokens generated a problem",
+      tokens: (measure) => measure.tokens.generated,
+    }),
+    tokensChart(evaluated, {
+      title: "Accuracy against the token budget",
+      xLabel: "token budget of a problem",
+      tokens: (measure) => measure.budget,
+    }),
   ];
   return [
-    el("p", { class: "note" }, "Means over problems; bands and brackets are 95 % bootstrap intervals over problems. pass@k, majority and the oracle's best are exact expectations over subsets of the samples."),
+    el(
+      "p",
+      { class: "note" },
+      "Means over problems; bands and brackets are 95 % bootstrap intervals over problems. pass@k, majority and the oracle's best are exact expectations over subsets of the samples.",
+    ),
     el("div", { class: "charts" }, plots.filter(Boolean)),
     el("h2", {}, "Every measure"),
     measureTable(evaluated),
@@ -51,7 +83,8 @@ function runsOf(evaluated) {
 }
 
 function measureChart(evaluated, { title, of, axis, xLabel, logX }) {
-  const chosen = (measure) => measure.metric === of && measure.axis === axis && !(axis === "step" && lone(evaluated, measure));
+  const chosen = (measure) =>
+    measure.metric === of && measure.axis === axis && !(axis === "step" && lone(evaluated, measure));
   const series = harnessSeries(evaluated, chosen, curve);
   return series.length ? lineChart({ title, xLabel, series, logX, percent: true }) : null;
 }
@@ -65,8 +98,13 @@ function votingChart(evaluated) {
   const votes = harnessSeries(evaluated, (measure) => measure.metric === "majority" && measure.axis === "k", curve);
   const populations = new Map();
   for (const evaluation of evaluated)
-    for (const measure of evaluation.measures.filter((each) => each.axis === "step" && each.metric === "mean" && !lone(evaluated, each)))
-      populations.set(`${evaluation.label} ${measure.harness}`, { evaluation, measure: laterStep(populations.get(`${evaluation.label} ${measure.harness}`), measure) });
+    for (const measure of evaluation.measures.filter(
+      (each) => each.axis === "step" && each.metric === "mean" && !lone(evaluated, each),
+    ))
+      populations.set(`${evaluation.label} ${measure.harness}`, {
+        evaluation,
+        measure: laterStep(populations.get(`${evaluation.label} ${measure.harness}`), measure),
+      });
   const aggregated = [...populations].map(([name, { evaluation, measure }]) => ({
     name: `${name}, step ${measure.x}`,
     color: color(evaluation.run),
@@ -74,7 +112,13 @@ function votingChart(evaluated) {
     points: [[measure.parallel, measure.mean, ...measure.interval]].filter(([x]) => x),
   }));
   if (!votes.length) return null;
-  return lineChart({ title: "Rule-based against model-based: majority and self-aggregation", xLabel: "parallel responses", series: [...votes.map((line) => ({ ...line, name: `${line.name} majority` })), ...aggregated], logX: true, percent: true });
+  return lineChart({
+    title: "Rule-based against model-based: majority and self-aggregation",
+    xLabel: "parallel responses",
+    series: [...votes.map((line) => ({ ...line, name: `${line.name} majority` })), ...aggregated],
+    logX: true,
+    percent: true,
+  });
 }
 
 function laterStep(earlier, measure) {
@@ -85,11 +129,18 @@ function tokensChart(evaluated, { title, xLabel, tokens }) {
   const kinds = [
     ["sequential", (measure) => measure.axis === "budget"],
     ["majority", (measure) => measure.axis === "k" && measure.metric === "majority"],
-    ["self-aggregation", (measure) => measure.axis === "step" && measure.metric === "mean" && !lone(evaluated, measure)],
+    [
+      "self-aggregation",
+      (measure) => measure.axis === "step" && measure.metric === "mean" && !lone(evaluated, measure),
+    ],
     ["pipeline", (measure) => measure.axis === "step" && lone(evaluated, measure)],
   ];
   const series = kinds.flatMap(([kind, chosen], i) =>
-    harnessSeries(evaluated, chosen, (measure) => [tokens(measure), measure.mean, ...measure.interval]).map((line) => ({ ...line, name: `${line.name} ${kind}`, dash: DASHES[i] })),
+    harnessSeries(evaluated, chosen, (measure) => [tokens(measure), measure.mean, ...measure.interval]).map((line) => ({
+      ...line,
+      name: `${line.name} ${kind}`,
+      dash: DASHES[i],
+    })),
   );
   return series.length ? lineChart({ title, xLabel, series, logX: true, percent: true }) : null;
 }
@@ -102,18 +153,40 @@ function measureTable(evaluated) {
       if (!rows.has(key)) rows.set(key, { measure, cells: new Map() });
       rows.get(key).cells.set(evaluation, measure);
     }
-  const head = ["harness", "metric", "at", ...evaluated.map((evaluation) => evaluation.label), "prompt", "generated", "cached"];
+  const head = [
+    "harness",
+    "metric",
+    "at",
+    ...evaluated.map((evaluation) => evaluation.label),
+    "prompt",
+    "generated",
+    "cached",
+  ];
   const body = [...rows.values()].map(({ measure, cells }) => {
     const spent = [...cells.values()].map((each) => each.tokens);
-    const tokens = ["prompt", "generated", "cached"].map((kind) => spent.map((each) => formatNumber(each[kind])).join(" · "));
-    return [measure.harness, measure.metric, `${measure.axis} ${formatNumber(measure.x)}`, ...evaluated.map((evaluation) => withInterval(cells.get(evaluation))), ...tokens];
+    const tokens = ["prompt", "generated", "cached"].map((kind) =>
+      spent.map((each) => formatNumber(each[kind])).join(" · "),
+    );
+    return [
+      measure.harness,
+      measure.metric,
+      `${measure.axis} ${formatNumber(measure.x)}`,
+      ...evaluated.map((evaluation) => withInterval(cells.get(evaluation))),
+      ...tokens,
+    ];
   });
   return dataTable(head, body, 3);
 }
 
 function withInterval(measure) {
   if (!measure) return "–";
-  return el("span", {}, formatPercent(measure.mean), " ", el("small", {}, `${(100 * measure.interval[0]).toFixed(1)} to ${(100 * measure.interval[1]).toFixed(1)}`));
+  return el(
+    "span",
+    {},
+    formatPercent(measure.mean),
+    " ",
+    el("small", {}, `${(100 * measure.interval[0]).toFixed(1)} to ${(100 * measure.interval[1]).toFixed(1)}`),
+  );
 }
 
 // How many times fewer responses one model needs for the pass@k of another: interpolated on log k, where both reach it.
@@ -122,16 +195,25 @@ function efficiency(evaluated) {
   const rows = [];
   for (const ours of evaluated)
     for (const theirs of evaluated) {
-      const [a, b] = [ours, theirs].map(({ measures }) => measures.filter((each) => each.metric === "pass" && each.axis === "k"));
+      const [a, b] = [ours, theirs].map(({ measures }) =>
+        measures.filter((each) => each.metric === "pass" && each.axis === "k"),
+      );
       if (ours === theirs || !a.length || !b.length) continue;
-      const factors = b.map((each) => ({ k: each.x, factor: each.x / reached(a, each.mean) })).filter(({ factor }) => Number.isFinite(factor));
+      const factors = b
+        .map((each) => ({ k: each.x, factor: each.x / reached(a, each.mean) }))
+        .filter(({ factor }) => Number.isFinite(factor));
       const largest = factors.reduce((best, each) => (best && best.factor >= each.factor ? best : each), null);
-      if (largest && largest.factor > 1) rows.push([ours.label, theirs.label, `${largest.factor.toFixed(1)} ×`, `k = ${largest.k}`]);
+      if (largest && largest.factor > 1)
+        rows.push([ours.label, theirs.label, `${largest.factor.toFixed(1)} ×`, `k = ${largest.k}`]);
     }
   if (!rows.length) return [];
   return [
     el("h2", {}, "Scaling efficiency"),
-    el("p", { class: "note" }, "The largest factor by which the first model needs fewer responses for the pass@k that the second has at k. Point estimates: see the bands above for how sure they are."),
+    el(
+      "p",
+      { class: "note" },
+      "The largest factor by which the first model needs fewer responses for the pass@k that the second has at k. Point estimates: see the bands above for how sure they are.",
+    ),
     dataTable(["model", "against", "factor", "at"], rows, 2),
   ];
 }

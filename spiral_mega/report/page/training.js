@@ -5,7 +5,11 @@ function trainingTab(runs) {
   if (!trained.length) return [el("p", { class: "note" }, "No run that is shown has metrics.")];
   const charts = report.panels.map((panel) => panelChart(panel, trained)).filter(Boolean);
   return [
-    el("p", { class: "note" }, "One colour a run; solid, dashed and dotted lines are the metrics of one plot. Curves of more than 60 steps are running means."),
+    el(
+      "p",
+      { class: "note" },
+      "One colour a run; solid, dashed and dotted lines are the metrics of one plot. Curves of more than 60 steps are running means.",
+    ),
     el("div", { class: "charts" }, charts),
   ];
 }
@@ -14,14 +18,25 @@ function panelChart(panel, runs) {
   const names = panel.metrics.filter((name) => runs.some((run) => run.metrics[name]));
   if (!names.length) return null;
   const series = runs.flatMap((run) =>
-    names.filter((name) => run.metrics[name]).map((name) => ({
-      name: [runs.length > 1 ? run.name : "", names.length > 1 || runs.length === 1 ? short(name) : ""].filter(Boolean).join(" "),
-      color: runs.length > 1 ? color(run) : `var(--s${names.indexOf(name) % 8})`,
-      dash: runs.length > 1 ? DASHES[names.indexOf(name) % DASHES.length] : "",
-      points: smooth(run.steps.map((step, i) => [step, absolute(run.metrics[name][i], panel.style)])),
-    })),
+    names
+      .filter((name) => run.metrics[name])
+      .map((name) => ({
+        name: [runs.length > 1 ? run.name : "", names.length > 1 || runs.length === 1 ? short(name) : ""]
+          .filter(Boolean)
+          .join(" "),
+        color: runs.length > 1 ? color(run) : `var(--s${names.indexOf(name) % 8})`,
+        dash: runs.length > 1 ? DASHES[names.indexOf(name) % DASHES.length] : "",
+        points: smooth(run.steps.map((step, i) => [step, absolute(run.metrics[name][i], panel.style)])),
+      })),
   );
-  return lineChart({ title: panel.title, unit: panel.unit, xLabel: "step", series, percent: panel.style === "percent", logY: panel.style === "log" });
+  return lineChart({
+    title: panel.title,
+    unit: panel.unit,
+    xLabel: "step",
+    series,
+    percent: panel.style === "percent",
+    logY: panel.style === "log",
+  });
 }
 
 function short(name) {
@@ -48,12 +63,26 @@ function timeTab(runs) {
   const rows = timed.map((run) => ({ name: run.name, parts: stages(run) }));
   const table = rows.map(({ name, parts }) => {
     const whole = parts.reduce((sum, part) => sum + part.value, 0);
-    return parts.map((part, i) => [i ? "" : name, part.name, formatNumber(part.value), formatPercent(part.value / whole)]);
+    return parts.map((part, i) => [
+      i ? "" : name,
+      part.name,
+      formatNumber(part.value),
+      formatPercent(part.value / whole),
+    ]);
   });
   const panel = { title: "Time of a step", unit: "seconds", style: "line", metrics: ["time/step"] };
   return [
-    el("p", { class: "note" }, "Mean seconds of a step by stage, the slowest rank's; evaluations and checkpoints lie outside of steps and are left out."),
-    el("div", { class: "charts" }, stackedBars({ title: "Where a step's time goes", unit: "seconds", rows }), panelChart(panel, timed)),
+    el(
+      "p",
+      { class: "note" },
+      "Mean seconds of a step by stage, the slowest rank's; evaluations and checkpoints lie outside of steps and are left out.",
+    ),
+    el(
+      "div",
+      { class: "charts" },
+      stackedBars({ title: "Where a step's time goes", unit: "seconds", rows }),
+      panelChart(panel, timed),
+    ),
     el("h2", {}, "Stages"),
     dataTable(["run", "stage", "seconds", "share"], table.flat(), 2),
   ];
@@ -76,5 +105,18 @@ function stages(run) {
 // The first `texts` columns are text.
 function dataTable(head, rows, texts = 1) {
   const cell = (tag) => (value, i) => el(tag, { class: i < texts ? "text" : null }, value);
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head.map(cell("th")))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell("td")))))));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, head.map(cell("th")))),
+      el(
+        "tbody",
+        {},
+        rows.map((row) => el("tr", {}, row.map(cell("td")))),
+      ),
+    ),
+  );
 }
