@@ -55,7 +55,7 @@ def analyse_training(run_dir: Path, *, points: int, seed: int, time_limit_s: flo
             facts = []
             for path in (path for step in span for path in files[step]):
                 for episode in episodes_in(path):
-                    texts = [trace.text for trace in episode.traces()]
+                    texts = [trace.answer_text for trace in episode.traces()]
                     facts.append(episode_facts(episode, group_answers(texts, episode.problem.kind, verifier)))
             found.append({"first": span[0], "last": span[-1], "episodes": len(facts), **summarise(facts, seed)})
             log.info("steps %d to %d: %d episodes", span[0], span[-1], len(facts))

@@ -33,7 +33,10 @@ from spiral_mega.traces import Problem
 log = logging.getLogger(__name__)
 
 # What decides the traces: an evaluation goes on only where all of it is the same.
-SAMPLED_BY = ("engine", "tensor_parallel", "temperature", "max_response_tokens", "max_context_tokens", "max_batch")
+SAMPLED_BY = (
+    *("engine", "tensor_parallel", "temperature", "max_response_tokens", "max_context_tokens", "max_batch"),
+    *("environment", "max_turns"),
+)
 
 
 def prepare(
@@ -133,6 +136,7 @@ def _identity(config: Config, target: Target, problems: Sequence[Problem]) -> di
         "data": fingerprint(problems),
         "prompts": settings["prompts"],
         "rollout": {key: settings["rollout"][key] for key in SAMPLED_BY},
+        "set_order": config.algorithm.set_order,
         "param_dtype": config.policy.param_dtype,
         "seed": config.run.seed,
         "chunk": config.eval.chunk,

@@ -51,6 +51,11 @@ def samplings(config: Config) -> list[Sampling]:
         module = MODULES[harness.kind]
         plan = module.plan(harness, longest)
         _check_context(config, name, plan)
+        if isinstance(harness, Sequential) and config.rollout.environment is not None:
+            raise ConfigError(
+                f"eval.harnesses: {name}: budgets are read off responses of one turn, but rollout.environment is "
+                f"{config.rollout.environment!r}: leave the harness out, or evaluate each rollout.max_response_tokens"
+            )
         cuts = tuple(sequential.budgets(harness, longest)) if isinstance(harness, Sequential) else ()
 
         def measure(

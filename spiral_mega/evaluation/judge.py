@@ -14,7 +14,7 @@ from spiral_mega.traces import Episode
 
 def judge(episode: Episode, cuts: Sequence[int], verifier: Verifier, tokenizer: PreTrainedTokenizerBase) -> Judged:
     """Group the answers of all traces, and judge the search traces as they would stand after each budget of `cuts`."""
-    groups = group_answers([trace.text for trace in episode.traces()], episode.problem.kind, verifier)
+    groups = group_answers([trace.answer_text for trace in episode.traces()], episode.problem.kind, verifier)
     return Judged.of(episode, groups, _cut_rewards(episode, cuts, verifier, tokenizer), episode_facts(episode, groups))
 
 

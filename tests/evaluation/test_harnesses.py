@@ -119,6 +119,13 @@ def test_harnesses_with_one_plan_share_its_samples():
     assert len({*names}) == 2
 
 
+def test_budgets_are_not_read_off_traces_of_several_turns():
+    harnesses = [{"kind": "sequential"}]
+    config = settings(eval={"harnesses": harnesses}, rollout={"environment": "calculator"})
+    with pytest.raises(ConfigError, match=r"rollout\.environment is 'calculator'"):
+        samplings(config)
+
+
 @pytest.mark.parametrize(
     ("harnesses", "message"),
     [
