@@ -117,6 +117,22 @@ def report(
         typer.echo(output)
 
 
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run to look at too.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Look for what is wrong with this machine, and with a run on it, and say how to mend it; status 1 if there is."""
+    with _plain_errors():
+        loaded = None if config is None else load_config(config, overrides or [])
+        from spiral_mega.doctor import diagnose, show
+
+        findings = diagnose(loaded)
+        typer.echo(show(findings))
+        if any(finding.level == "error" for finding in findings):
+            raise typer.Exit(1)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,9 +27,13 @@ def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Itera
 
 def weight_shapes(path: str) -> dict[str, torch.Size]:
     """The shape of every tensor of the model at `path` by Hugging Face name, the head's also where it is tied."""
+    return {name: parameter.shape for name, parameter in meta_model(path).named_parameters(remove_duplicate=False)}
+
+
+def meta_model(path: str) -> Any:
+    """The model at `path` without weights: a transformers causal model on torch's meta device."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
 
 
 def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
