@@ -133,6 +133,36 @@ def doctor(
             raise typer.Exit(1)
 
 
+@app.command("convert")
+def convert_model(
+    origin: Annotated[Path, typer.Argument(help="Hugging Face folder, checkpoint (step_NNNNNN) or PEFT adapter.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    to: Annotated[str, typer.Option(help="hf (adapters are merged), dcp (FSDP2's checkpoint) or peft (adapter).")],
+    base: Annotated[str | None, typer.Option(help="Model that a checkpoint or adapter belongs to.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; without it: as it is.")] = None,
+    shard_gb: Annotated[float, typer.Option(min=0.000001, help="Largest safetensors file, in GB.")] = 4.0,
+    verify: Annotated[bool, typer.Option(help="Compare logits of both ends; loads whole models.")] = False,
+) -> None:
+    """Convert a model between safetensors, FSDP2's checkpoints and adapters, with a piece of a tensor in memory."""
+    with _plain_errors():
+        from spiral_mega.checkpoint.conversion import convert
+        from spiral_mega.checkpoint.conversion.convert import DTYPES, FORMS
+
+        if to not in FORMS or dtype not in (None, *DTYPES):
+            raise UserError(f"--to {to} --dtype {dtype}: forms are {', '.join(FORMS)}, types {', '.join(DTYPES)}")
+        done = convert(
+            origin,
+            target,
+            to,
+            base=base,
+            dtype=None if dtype is None else DTYPES[dtype],
+            max_file_bytes=int(shard_gb * 1e9),
+            verify=verify,
+        )
+        for line in done:
+            typer.echo(line)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""

@@ -48,16 +48,21 @@ class Stored:
     file: Path
     offset: int
 
-    def read(self) -> torch.Tensor:
-        data = torch.empty(self.form.nbytes, dtype=torch.uint8)
+    def read(self, rows: range | None = None) -> torch.Tensor:
+        """The tensor, or these rows of it."""
+        shape, start = self.form.shape, 0
+        if rows is not None:
+            start = self.form.nbytes // shape[0] * rows.start
+            shape = torch.Size([len(rows), *shape[1:]])
+        data = torch.empty(math.prod(shape) * self.form.dtype.itemsize, dtype=torch.uint8)
         with self.file.open("rb", buffering=0) as file:
-            file.seek(self.offset)
-            view, done = _bytes(data), 0
+            file.seek(self.offset + start)
+            view, done = raw(data), 0
             while done < len(view):
                 if not (count := file.readinto(view[done:])):
                     raise UserError(f"{self.file} ended while it was read: copy it again")
                 done += count
-        return data.view(self.form.dtype).reshape(self.form.shape)
+        return data.view(self.form.dtype).reshape(shape)
 
 
 def read_model_files(folder: Path) -> dict[str, Stored]:
@@ -118,39 +123,47 @@ class ShardedWriter:
 
     def __init__(self, folder: Path, tensors: Mapping[str, Form], max_bytes: int) -> None:
         self.folder, self.forms = folder, dict(tensors)
-        self._missing = set(tensors)
+        self._left = {name: form.nbytes for name, form in tensors.items()}
         shards = _split(tensors, max_bytes)
-        self._files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+        files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
         if len(shards) == 1:
-            self._files = [SINGLE]
+            files = [SINGLE]
         self._places: dict[str, tuple[str, int]] = {}
-        for name, members in zip(self._files, shards, strict=True):
-            self._open(name, members)
+        for file, members in zip(files, shards, strict=True):
+            self._open(file, members)
+        if len(files) > 1:
+            index = {
+                "metadata": {"total_size": sum(self._left.values())},
+                "weight_map": {name: self._places[name][0] for name in tensors},
+            }
+            (folder / INDEX).write_text(json.dumps(index, indent=1))
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor, rounded to its planned type. Raises ValueError for one that was not planned like that."""
-        form = self.forms.get(name)
-        if form is None or form.shape != tensor.shape or name not in self._missing:
-            raise ValueError(f"{name} of shape {tuple(tensor.shape)} was not planned, or came twice")
+        """Write a whole tensor, rounded to its planned type."""
+        if (form := self.forms.get(name)) is None or form.shape != tensor.shape:
+            raise ValueError(f"{name} of shape {tuple(tensor.shape)} was not planned")
+        self.add_rows(name, 0, tensor)
+
+    def add_rows(self, name: str, start: int, rows: torch.Tensor) -> None:
+        """Write `rows` of a tensor, from row `start` on, rounded to its planned type. Each row comes once."""
+        form = self.forms[name]
         file, offset = self._places[name]
-        data = tensor.detach().to("cpu", form.dtype).contiguous().reshape(-1).view(torch.uint8)
+        data = rows.detach().to("cpu", form.dtype).contiguous().reshape(-1).view(torch.uint8)
+        if form.shape:
+            offset += form.nbytes // max(1, form.shape[0]) * start
         with (self.folder / file).open("r+b", buffering=0) as out:
             out.seek(offset)
-            view, done = _bytes(data), 0
+            view, done = raw(data), 0
             while done < len(view):
                 done += out.write(view[done:])
-        self._missing.remove(name)
+        self._left[name] -= len(data)
+        if self._left[name] < 0:
+            raise ValueError(f"{name} came twice")
 
     def finish(self) -> None:
-        """Write the index, if there are several files. Raises ValueError when a planned tensor never came."""
-        if self._missing:
-            raise ValueError(f"tensors were not given: {shorten(sorted(self._missing))}")
-        if len(self._files) > 1:
-            index = {
-                "metadata": {"total_size": sum(form.nbytes for form in self.forms.values())},
-                "weight_map": {name: self._places[name][0] for name in self.forms},
-            }
-            (self.folder / INDEX).write_text(json.dumps(index, indent=1))
+        """Raise ValueError when a planned tensor never came, or not all of it."""
+        if missing := sorted(name for name, left in self._left.items() if left):
+            raise ValueError(f"tensors were not given: {shorten(missing)}")
 
     def _open(self, file: str, members: list[str]) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -170,7 +183,8 @@ class ShardedWriter:
             out.truncate(8 + len(text) + offset)
 
 
-def _bytes(data: torch.Tensor) -> memoryview:
+def raw(data: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of bytes, uncopied."""
     return memoryview(data.numpy())  # type: ignore[arg-type]
 
 
