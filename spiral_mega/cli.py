@@ -163,6 +163,38 @@ def convert_model(
             typer.echo(line)
 
 
+@app.command()
+def plan(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1)] = 1,
+    gpu: Annotated[str, typer.Option(help="h100-80, h200, b200 or a100-80.")] = "h100-80",
+    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
+    median_tokens: Annotated[float, typer.Option(min=1, help="Median length of a response, assumed.")] = 1600.0,
+    trace: Annotated[bool, typer.Option(help="Also trace an update's memory, about a second a layer.")] = True,
+    search: Annotated[bool, typer.Option(help="Look for the quickest layouts that fit.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for the memory through a step.")] = None,
+) -> None:
+    """Tell whether a run fits a cluster and how long its steps take, without one; status 1 if it does not fit."""
+    with _plain_errors():
+        loaded = load_config(config, overrides or [])
+        from spiral_mega.plan.plan import plan as run_plan
+
+        fits = run_plan(
+            loaded,
+            typer.echo,
+            nodes=nodes,
+            gpu=gpu,
+            gpus_per_node=gpus_per_node,
+            median_tokens=median_tokens,
+            traced=trace,
+            layouts=search,
+            picture=plot,
+        )
+        if not fits:
+            raise typer.Exit(1)
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""

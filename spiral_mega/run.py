@@ -27,6 +27,7 @@ from spiral_mega.data.problems import fingerprint, load_sources
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import ConfigError
+from spiral_mega.plan.model import check_dimensions
 from spiral_mega.policy import Policy, build_policy
 from spiral_mega.policy.fsdp.model import read_model_config
 from spiral_mega.prompts import Prompter
@@ -201,8 +202,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
 
 
 def check_context(config: Config) -> None:
-    """That the model exists and is made for contexts of rollout.max_context_tokens."""
+    """That the model exists, is the one that was planned with, and is made for rollout.max_context_tokens."""
     model = read_model_config(config.model.path)
+    check_dimensions(config.model.dimensions or {}, model, config.model.path)
     limit = getattr(model, "max_position_embeddings", None)
     if limit is not None and config.rollout.max_context_tokens > limit:
         raise ConfigError(

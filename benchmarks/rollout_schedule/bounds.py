@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rollout_schedule.model import EngineModel, Problem
+from spiral_mega.simulation.model import EngineModel, Problem, prompt_parts
 
 Array = NDArray[np.float64]
 GOLDEN = (5**0.5 - 1) / 2
@@ -50,15 +49,6 @@ class Bound:
     @property
     def makespan(self) -> float:
         return max(self.work, self.critical_path, self.deadlines)
-
-
-def prompt_parts(index: int, problem: Problem, set_index: int | None) -> list[tuple[Any, int]]:
-    """A trace's prompt as named parts: the problem alone, or a set's. A name tells the whole prefix."""
-    if set_index is None:
-        return [((index, "search"), problem.prompt)]
-    members = problem.sets[set_index]
-    tokens = problem.set_tokens(set_index)
-    return [((index, *members[:k]), tokens[k]) for k in range(len(tokens))]
 
 
 def lower_bound(problems: Sequence[Problem], model: EngineModel, engines: int) -> Bound:

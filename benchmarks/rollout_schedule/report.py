@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 
 from benchmarks.rollout_schedule.bounds import Bound, lower_bound
-from benchmarks.rollout_schedule.model import EngineModel, Lengths, Problem, Shape, sample_problems
-from benchmarks.rollout_schedule.policies import POLICIES, Policy, simulate
+from spiral_mega.simulation.model import EngineModel, Lengths, Problem, Shape, sample_problems
+from spiral_mega.simulation.schedule import POLICIES, Policy, simulate
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -37,6 +37,11 @@ class ModelConfig(Section):
     )
     tokenizer: str | None = Field(default=None, description="Folder of the tokenizer, when it is not model.path.")
     lora: LoraConfig | None = Field(default=None, description="null trains every weight.")
+    dimensions: dict[str, Any] | None = Field(
+        default=None,
+        description="Entries of the model's config.json that decide its sizes (model_type among them): `plan` then "
+        "needs no model. A run refuses a model that differs from them.",
+    )
 
 
 class PolicyConfig(Section):

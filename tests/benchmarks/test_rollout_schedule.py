@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from benchmarks.rollout_schedule.bounds import lower_bound
-from benchmarks.rollout_schedule.engine import Engine, Sequence
-from benchmarks.rollout_schedule.model import (
+from benchmarks.rollout_schedule.report import compare, plot, table
+from spiral_mega.simulation.engine import Engine, Sequence
+from spiral_mega.simulation.model import (
     QWEN3_4B,
     QWEN3_8B,
     EngineModel,
@@ -20,8 +21,7 @@ from benchmarks.rollout_schedule.model import (
     engine_model,
     sample_problems,
 )
-from benchmarks.rollout_schedule.policies import POLICIES, Policy, simulate
-from benchmarks.rollout_schedule.report import compare, plot, table
+from spiral_mega.simulation.schedule import POLICIES, Policy, simulate
 
 MODEL = EngineModel(step=3.0, sequence=0.2, kv=0.01, prefill=0.05, pair=0.001, capacity=1e6, chunk=16.0)
 SHAPE = Shape(problems=6, max_tokens=60)

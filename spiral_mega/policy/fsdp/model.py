@@ -16,7 +16,7 @@ from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
 from spiral_mega.packing.attention import check_model
-from spiral_mega.policy.fsdp.head import read_logit_form, register_logprobs
+from spiral_mega.policy.fsdp.head import LogitForm, read_logit_form, register_logprobs
 from spiral_mega.policy.lora import add_lora
 from spiral_mega.runtime import Runtime
 
@@ -47,6 +47,21 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     """
     hf_config = read_model_config(model_config.path)
     attention = runtime.packed_attention(getattr(torch, config.param_dtype), config.attention)
+    model, logit_form = empty_model(model_config, hf_config, config, attention, seed)
+    weights = _read_on_main(model_config, hf_config, runtime, seed)
+    shard(model, config)
+    materialise(model, runtime.device)
+    set_model_state_dict(
+        model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
+    )
+    register_logprobs(model, logit_form)
+    return model.train()
+
+
+def empty_model(
+    model_config: ModelConfig, hf_config: PretrainedConfig, config: PolicyConfig, attention: str, seed: int
+) -> tuple[Any, LogitForm]:
+    """The model of `hf_config` on the meta device, with adapters if asked for, and what it does to its logits."""
     try:
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
@@ -59,17 +74,7 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
     model.tie_weights()  # emptying the weights untied them
     logit_form = read_logit_form(model)
     with init_empty_weights(include_buffers=False):
-        model = _adapt(model, model_config.lora, seed)
-    weights = _read_on_main(model_config, hf_config, runtime, seed)
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    _shard(model, config)
-    _materialise(model, runtime.device)
-    set_model_state_dict(
-        model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
-    )
-    register_logprobs(model, logit_form)
-    return model.train()
+        return _adapt(model, model_config.lora, seed), logit_form
 
 
 def _adapt(model: Any, lora: LoraConfig | None, seed: int) -> Any:
@@ -100,8 +105,10 @@ def _read_weights(model: ModelConfig, hf_config: PretrainedConfig, seed: int) ->
     return _adapt(source, model.lora, seed).state_dict()
 
 
-def _shard(model: Any, config: PolicyConfig) -> None:
+def shard(model: Any, config: PolicyConfig) -> None:
     """Each decoder layer is one unit, the rest (embedding, norm, head) the root's. Gradients are sums, not means."""
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     precision = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
     layer_types = set(model._no_split_modules or [])
     layers = [module for module in model.modules() if type(module).__name__ in layer_types]
@@ -117,7 +124,7 @@ def _shard(model: Any, config: PolicyConfig) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _materialise(model: nn.Module, device: torch.device) -> None:
+def materialise(model: nn.Module, device: torch.device) -> None:
     """Give meta parameters memory on `device`. Buffers (rotary frequencies) were computed and keep their values.
 
     Sharded parameters are filled in place, so shared ones stay shared.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,15 @@ class Problem:
             yield from answers
 
 
+def prompt_parts(index: int, problem: Problem, set_index: int | None) -> list[tuple[Any, int]]:
+    """A trace's prompt as named parts: the problem alone, or a set's. A name tells the whole prefix."""
+    if set_index is None:
+        return [((index, "search"), problem.prompt)]
+    members = problem.sets[set_index]
+    tokens = problem.set_tokens(set_index)
+    return [((index, *members[:k]), tokens[k]) for k in range(len(tokens))]
+
+
 def sample_problems(shape: Shape, lengths: Lengths, seed: int, extra: int = 0) -> list[Problem]:
     """`shape.problems + extra` problems; the same seed gives the same first ones whatever `extra` is."""
     rng = np.random.default_rng(seed)
@@ -72,7 +82,9 @@ def _sample_problem(shape: Shape, lengths: Lengths, rng: np.random.Generator) ->
 
     prompt = int(rng.integers(lengths.prompt_low, lengths.prompt_high + 1))
     search = draw(shape.search_traces)
-    sets = sample_sets(shape.search_traces, shape.set_size, shape.num_sets, rng=rng, method=shape.set_design)
+    sets: list[tuple[int, ...]] = []
+    if shape.num_sets:  # without, as GRPO samples
+        sets = sample_sets(shape.search_traces, shape.set_size, shape.num_sets, rng=rng, method=shape.set_design)
     return Problem(prompt, search, tuple(sets), tuple(draw(shape.aggregation_traces) for _ in sets))
 
 

@@ -11,9 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.rollout_schedule.bounds import prompt_parts
-from benchmarks.rollout_schedule.engine import EPSILON, Engine, Sequence
-from benchmarks.rollout_schedule.model import EngineModel, Problem
+from spiral_mega.simulation.engine import EPSILON, Engine, Sequence
+from spiral_mega.simulation.model import EngineModel, Problem, prompt_parts
 
 MOVE_RATIO = 0.5  # traces move to an engine that reads less than this share of what the busiest reads
 MAX_MOVES = 4  # pairs of engines evened out at one event
@@ -155,6 +154,8 @@ class _Step:
                 self.kept.append(i)
             return
         self.searching[i].remove(j)
+        if not self.searching[i] and not self.problems[i].sets:
+            self.kept.append(i)
         if not self.searching[i] and self.queue:
             following = self.queue.popleft()
             self.home[following] = e

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from heapq import heappop, heappush
 from typing import Any
 
-from benchmarks.rollout_schedule.model import EngineModel
+from spiral_mega.simulation.model import EngineModel
 
 EPSILON = 1e-6  # in steps or tokens: what counts as reached
 

@@ -1,0 +1,78 @@
+"""The `spiral-mega plan` command's work: from a configuration and a cluster to a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from spiral_mega.config import Config
+from spiral_mega.errors import UserError
+from spiral_mega.plan import memory, report
+from spiral_mega.plan.hardware import MACHINES
+from spiral_mega.plan.model import measure, read_dimensions
+from spiral_mega.plan.search import least_cache, remedies, search
+from spiral_mega.plan.step_time import step_time
+from spiral_mega.simulation.model import Lengths
+
+
+def plan(
+    config: Config,
+    say: Callable[[str], object],
+    *,
+    nodes: int,
+    gpu: str,
+    gpus_per_node: int = 8,
+    median_tokens: float = 1600.0,
+    traced: bool = True,
+    layouts: bool = False,
+    picture: Path | None = None,
+) -> bool:
+    """Say how the run of `config` would do on `nodes` nodes, and return whether it fits. Raises UserError for a cluster
+    or model that is not known."""
+    if gpu not in MACHINES:
+        raise UserError(f"--gpu is {gpu!r}: use one of {', '.join(MACHINES)}")
+    machine = replace(MACHINES[gpu], node_gpus=gpus_per_node)
+    world, rollout = nodes * gpus_per_node, config.rollout
+    if world % rollout.tensor_parallel:
+        raise UserError(f"rollout.tensor_parallel is {rollout.tensor_parallel}, which does not divide {world} GPUs")
+    sizes = measure(read_dimensions(config.model), config.model.lora)
+    lengths = Lengths(median=median_tokens)
+    phases = memory.phases(config, sizes, world)
+    say(
+        f"{config.model.path}: {sizes.total / 1e9:.2f} B weights, {sizes.trained / 1e6:,.0f} M trained, "
+        f"on {world} GPUs {gpu} ({nodes} nodes)\n"
+    )
+    say(report.memory_table(phases))
+    say("\n" + report.summary(phases, machine))
+    fits = memory.fits(config, sizes, world, machine)
+    if traced:
+        from spiral_mega.plan.trace import trace
+
+        say("\n" + report.trace_lines(trace(config, world), phases))
+    time = None
+    short = rollout.engine == "vllm" and rollout.kv_cache_mb < least_cache(config, sizes)
+    if short:
+        fits = False
+        say(
+            f"\nrollout.kv_cache_mb is {rollout.kv_cache_mb}, but one sequence of rollout.max_context_tokens takes "
+            f"{least_cache(config, sizes)}: raise it"
+        )
+    elif rollout.engine == "vllm":
+        time = step_time(config, sizes, machine, nodes, lengths)
+        say("\n" + report.time_lines(time))
+    else:
+        say("\nno step time: the embedded engine is not simulated")
+    if not memory.fits(config, sizes, world, machine):
+        say(
+            "\nDOES NOT FIT. What would lower the peak:\n"
+            + report.remedy_lines(remedies(config, sizes, world, machine), machine)
+        )
+    if layouts:
+        say("\nquickest layouts that fit (sampling from one engine's share of the batch):")
+        say(report.search_lines(search(config, sizes, machine, nodes, lengths)))
+    say("\n" + report.assumptions(config, sizes, machine, nodes, lengths))
+    if picture is not None:
+        title = f"{config.model.path} on {world} GPUs {gpu}"
+        report.plot(phases, machine, time, title, picture)
+    return fits
