@@ -34,6 +34,11 @@ def head(sizes: Sizes, learnt: float) -> float:
     return 2.0 * sizes.vocabulary * sizes.hidden * learnt
 
 
+def forward(sizes: Sizes, work: Work) -> float:
+    """Of the whole model."""
+    return linear(sizes, work.tokens) + attention(sizes, work.pairs) + head(sizes, work.learnt)
+
+
 def training(sizes: Sizes, work: Work, *, frozen: bool, checkpointing: bool) -> float:
     """Forward and backward. With a frozen base no gradients of its weights are computed; checkpointing runs the layers
     forward once more; the head computes its logits twice; attention's backward pass computes scores again."""

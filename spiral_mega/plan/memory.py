@@ -80,9 +80,12 @@ def activation_bytes(sizes: Sizes, item: int, *, frozen: bool) -> float:
 
 
 def _state(config: Config, sizes: Sizes, world: int) -> tuple[dict[str, float], dict[str, float]]:
-    frozen = sizes.total if config.model.lora is not None else 0
+    lora, kl = config.model.lora is not None, config.algorithm.kl
+    weights = {"weights (float32 shards)": FLOAT * (sizes.trained + (sizes.total if lora else 0)) / world}
+    if kl is not None and (kl.reference is not None or not lora):
+        weights["reference"] = FLOAT * sizes.total / world
     return (
-        {"weights (float32 shards)": FLOAT * (sizes.trained + frozen) / world},
+        weights,
         {"optimizer": 2 * FLOAT * sizes.trained / world},
     )
 

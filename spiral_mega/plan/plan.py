@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.plan import memory, report
@@ -51,6 +52,7 @@ def plan(
 
         say("\n" + report.trace_lines(trace(config, world), phases))
     time = None
+    levels = len(make_objective(config.algorithm).plan.levels) > 1
     short = rollout.engine == "vllm" and rollout.kv_cache_mb < least_cache(config, sizes)
     if short:
         fits = False
@@ -58,17 +60,17 @@ def plan(
             f"\nrollout.kv_cache_mb is {rollout.kv_cache_mb}, but one sequence of rollout.max_context_tokens takes "
             f"{least_cache(config, sizes)}: raise it"
         )
-    elif rollout.engine == "vllm":
+    elif rollout.engine == "vllm" and not levels:
         time = step_time(config, sizes, machine, nodes, lengths)
         say("\n" + report.time_lines(time))
     else:
-        say("\nno step time: the embedded engine is not simulated")
+        say("\nno step time: neither the embedded engine nor recipes of several levels are simulated")
     if not memory.fits(config, sizes, world, machine):
         say(
             "\nDOES NOT FIT. What would lower the peak:\n"
             + report.remedy_lines(remedies(config, sizes, world, machine), machine)
         )
-    if layouts:
+    if layouts and not levels:
         say("\nquickest layouts that fit (sampling from one engine's share of the batch):")
         say(report.search_lines(search(config, sizes, machine, nodes, lengths)))
     say("\n" + report.assumptions(config, sizes, machine, nodes, lengths))

@@ -46,7 +46,7 @@ def trace_lines(traced: Traced, phases: Sequence[Phase]) -> str:
     parts = ", ".join(f"{name.lower()} {size / GIB:.2f}" for name, size in traced.parts.items() if size > 0.005 * GIB)
     return (
         f"traced update: {traced.peak / GIB:.2f} GiB of tensors at the most, on {traced.tokens} tokens ({parts});\n"
-        f"the analytic model has {same / GIB:.2f} GiB for them"
+        f"the analytic model has {same / GIB:.2f} GiB for them and the gradients of earlier micro-batches"
     )
 
 

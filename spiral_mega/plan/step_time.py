@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.config import Config
+from spiral_mega.errors import UserError
 from spiral_mega.plan import flops
 from spiral_mega.plan.flops import Work
 from spiral_mega.plan.hardware import LINK_SHARE, MEMORY_SHARE, TRAINING_SHARE, Machine
@@ -51,18 +53,31 @@ def step_time(
 
 
 def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[Problem]:
-    """A batch's problems, their lengths cut at the configuration's limits."""
-    algorithm = config.algorithm
-    aggregates = algorithm.objective != "grpo"
+    """A batch's problems, their lengths cut at the configuration's limits.
+
+    Raises UserError for a recipe of several levels of sets, which the simulator does not know.
+    """
+    sampled = make_objective(config.algorithm).plan
+    shown = sampled.levels if sampled.answers else ()
+    if len(shown) > 1:
+        raise UserError(
+            f"algorithm.objective {config.algorithm.objective!r} has several levels, which are not simulated"
+        )
     shape = Shape(
         problems=config.batch.problems,
-        search_traces=algorithm.search_traces,
-        num_sets=algorithm.num_sets if aggregates else 0,
-        set_size=algorithm.set_size,
-        aggregation_traces=algorithm.aggregation_traces,
+        search_traces=sampled.search_traces,
+        num_sets=0,
         max_tokens=config.rollout.max_response_tokens,
-        set_design=algorithm.set_design,
     )
+    if shown:
+        design = "uniform" if shown[0].design == "independent" else shown[0].design
+        shape = replace(
+            shape,
+            num_sets=shown[0].sets,
+            set_size=shown[0].set_size,
+            aggregation_traces=sampled.answers,
+            set_design=design,
+        )
     high = min(lengths.prompt_high, config.data.max_prompt_tokens)
     return sample_problems(shape, replace(lengths, prompt_high=high, prompt_low=min(lengths.prompt_low, high)), seed)
 
@@ -112,6 +127,8 @@ def _training(config: Config, sizes: Sizes, machine: Machine, nodes: int, work: 
     policy, item = config.policy, itemsize(config.policy.param_dtype)
     frozen = config.model.lora is not None
     total = flops.training(sizes, work, frozen=frozen, checkpointing=policy.activation_checkpointing)
+    if config.algorithm.kl is not None:
+        total += flops.forward(sizes, work)
     arithmetic = total / world / (machine.flops * TRAINING_SHARE)
     rounds = -(-work.tokens // (policy.microbatch_tokens * world))
     moved = 2 * item * sizes.total + 4 * sizes.trained  # gathered forward and backward, reduced in float32

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.kernels.logits import LinearLogprob
@@ -43,25 +44,25 @@ class Traced:
     learnt: int
 
 
-def trace(config: Config, world: int, batches: list[TreeBatch] | None = None, scratch: int = 2 * HEAD_STRIP) -> Traced:
-    """Trace an update of rank 0 of `world` on micro-batches, by default two full ones of the configuration's shape.
+def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: int = 2 * HEAD_STRIP) -> Traced:
+    """Trace an update of rank 0 of `world` on a micro-batch, by default a full one of the configuration's shape.
 
     `scratch`: bytes that the head's kernel works in (default: the GPU's strips). Starts a process group of its own, so
     none may be there; takes about a second a decoder layer.
     """
     if dist.is_initialized():
         raise UserError("a trace needs a process without ranks: run plan by itself, not under torchrun")
-    batches = batches or [full_batch(config)] * 2
+    batch = batch or full_batch(config)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
         with patch.object(head, "linear_logprob", _stand_in(scratch)):
-            peak, parts = _run(config, batches)
+            peak, parts = _run(config, batch)
     finally:
         dist.destroy_process_group()
-    return Traced(peak, parts, batches[0].input_ids.numel(), len(batches[0].targets))
+    return Traced(peak, parts, batch.input_ids.numel(), len(batch.targets))
 
 
-def _run(config: Config, batches: list[TreeBatch]) -> tuple[float, dict[str, float]]:
+def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
     hf_config = read_dimensions(config.model)
     model, form = empty_model(config.model, hf_config, config.policy, "tree_torch", 0)
     shard(model, config.policy)
@@ -71,10 +72,10 @@ def _run(config: Config, batches: list[TreeBatch]) -> tuple[float, dict[str, flo
         model.forward = MethodType(lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model)
         model.train()
         optimizer = make_optimizer(model, config.optimizer)
-        _update(model, optimizer, batches[:1], config)  # FSDP sets itself up at the first
+        _update(model, optimizer, batch, config)  # FSDP sets itself up at the first
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
-            _update(model, optimizer, batches, config)
+            _update(model, optimizer, batch, config)
         snapshot = tracker.get_tracker_snapshot("peak")
     ((_, found),) = snapshot.items()
     parts = {str(getattr(name, "value", name)): float(size) for name, size in found.items()}
@@ -85,12 +86,11 @@ def _base(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def _update(model: Any, optimizer: torch.optim.Optimizer, batches: list[TreeBatch], config: Config) -> None:
-    """What FsdpPolicy.update does to memory."""
-    for batch in batches:
-        logprobs, _ = model(batch, config.rollout.temperature)
-        torch.autograd.backward((logprobs[batch.reads] * batch.weights).sum())
-        del logprobs
+def _update(model: Any, optimizer: torch.optim.Optimizer, batch: TreeBatch, config: Config) -> None:
+    """What FsdpPolicy.update does to memory, with one micro-batch: the tracker knows no more."""
+    logprobs, _ = model(batch, config.rollout.temperature)
+    torch.autograd.backward((logprobs[batch.reads] * batch.weights).sum())
+    del logprobs
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -158,7 +158,7 @@ def _problems(config: Config) -> Iterator[list[Sequence]]:
         start, header = text(prompt), text(prompt)
         traces = [text(length) for _ in range(algorithm.search_traces)]
         pairs = [(start, trace) for trace in traces]
-        for _ in range(algorithm.num_sets if algorithm.objective != "grpo" else 0):
+        for _ in range(algorithm.num_sets if make_objective(algorithm).plan.largest_set else 0):
             members = sorted(rng.sample(range(len(traces)), algorithm.set_size))
             context = [*header, *(token for i in members for token in traces[i])]
             pairs += [(list(context), text(length)) for _ in range(algorithm.aggregation_traces)]

@@ -233,6 +233,25 @@ def test_damaged_files_are_refused_and_leave_nothing(trained: Trained, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "damaged"]
 
 
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+from spiral_mega.cli import app
+app(["convert", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp"])
+def test_a_target_that_cannot_be_written_whole_is_told_of_and_removed(tmp_path: Path, to: str) -> None:
+    origin = save_tiny_model(tmp_path / "origin")
+    command = [sys.executable, "-c", LIMITED, str(origin), str(tmp_path / "target"), "--to", to]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    assert "cannot be written" in ended.stderr
+    assert "File too large" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["origin"]
+
+
 def test_forms_that_do_not_follow_and_targets_that_exist_are_refused(trained: Trained, tmp_path: Path) -> None:
     for origin, target, to, told in (
         (trained.base("tied"), "x", "peft", "holds whole weights"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -129,7 +130,13 @@ def write_dcp(source: Source, forms: dict[str, Form], aliases: dict[str, str], f
     planner = _Streaming(source, forms, aliases)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save({}, storage_writer=_SmallFiles(folder), planner=planner, no_dist=True)
+        try:
+            save({}, storage_writer=_SmallFiles(folder), planner=planner, no_dist=True)
+        except CheckpointException as error:  # which is no Exception, and wraps what went wrong
+            (cause, _) = error.failures[0]
+            if isinstance(cause, UserError | OSError):
+                raise cause from None
+            raise
 
 
 class _SmallFiles(FileSystemWriter):
