@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from spiral_mega.checkpoint.manifest import HashingWriter, find_damage
 from spiral_mega.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -43,14 +44,40 @@ class CheckpointManager:
         self._publishing = Lock()
 
     def latest(self) -> int | None:
-        """The newest whole checkpoint's step, or None. Also removes what a killed run left half-written."""
-        if dist.get_rank() == 0:
+        """The step of the newest checkpoint that is as it was written, or None where there are none; collective.
+
+        Newer ones that are damaged are renamed to step_NNNNNN.damaged; what a killed run left half-written is removed.
+        Raises CheckpointError if all are damaged: that a run starts from its beginning is for a person to decide.
+        """
+        if self._main:
             for leftover in self.folder.glob("step_*.partial"):
                 log.warning("removing half-written checkpoint %s", leftover)
                 shutil.rmtree(leftover)
-        steps = [None if not (found := self._steps()) else found[-1]]
+        steps = [self._steps()]
         dist.broadcast_object_list(steps, src=0)
-        return steps[0]
+        damaged: dict[int, str] = {}
+        for step in reversed(steps[0]):
+            if not (damage := find_damage(self._path(step), self._group)):
+                self._set_aside(damaged, step)
+                return step
+            damaged[step] = damage
+        if damaged:
+            found = "; ".join(f"{self._path(step)}: {damage}" for step, damage in damaged.items())
+            raise CheckpointError(
+                f"every checkpoint of this run is damaged ({found}): restore one from a copy, or use another run.dir"
+            )
+        return None
+
+    def _set_aside(self, damaged: dict[int, str], whole: int) -> None:
+        for step, damage in damaged.items() if self._main else ():
+            target = self._path(step).with_suffix(".damaged")
+            log.warning(
+                "checkpoint %s is damaged (%s): it is kept as %s and the run goes on from step %d; "
+                "the steps since are done again",
+                *(self._path(step), damage, target.name, whole),
+            )
+            shutil.rmtree(target, ignore_errors=True)
+            self._path(step).rename(target)
 
     def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
         """Start writing `state` (sharded tensors and plain objects) and return; an earlier write is finished first.
@@ -63,7 +90,7 @@ class CheckpointManager:
             partial.mkdir(parents=True)
             (partial / "meta.json").write_text(json.dumps(meta, indent=1))
         dist.barrier()
-        future = async_save(state, checkpoint_id=partial, process_group=self._group)
+        future = async_save(state, storage_writer=HashingWriter(partial), process_group=self._group)
         self._writing = (step, future)  # type: ignore[assignment]
         # At once, and not when the loop next looks: a crash in the next step must not cost a written checkpoint.
         future.add_done_callback(lambda done: None if done.exception() else self._publish(step))  # type: ignore[union-attr]
