@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import typer
 
 from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # A user's own modules (rewards by import path) are found beside where the command is run, as with `python -m`.
 sys.path.insert(0, "")
@@ -195,6 +198,41 @@ def plan(
             raise typer.Exit(1)
 
 
+@app.command()
+def launch(
+    config: ConfigPath,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes to train on.")],
+    overrides: Overrides = None,
+    spares: Annotated[int, typer.Option(min=0, help="More nodes, to take the place of bad ones.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs to ask for; 0: none.")] = 8,
+    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Processes on a node; default: its GPUs.")] = None,
+    time: Annotated[str, typer.Option(help="Limit of one job; the run goes on in the next.")] = "24:00:00",
+    stop_seconds: Annotated[int, typer.Option(min=1, help="Time to save a checkpoint before that.")] = 240,
+    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
+    container_image: Annotated[str | None, typer.Option(help="Image for pyxis/enroot.")] = None,
+    container_mounts: Annotated[str | None, typer.Option(help="Its mounts; default: repository and here.")] = None,
+    python: Annotated[str, typer.Option(help="Interpreter on the nodes, or in the container.")] = sys.executable,
+    health: Annotated[str, typer.Option(help="Flags of spiral_mega.launch.health, or 'off'.")] = "",
+    sbatch: Annotated[list[str] | None, typer.Option(help="More options of sbatch: --sbatch=--qos=high")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+) -> None:
+    """Train on a Slurm cluster: write run.dir/launch/train.sbatch and submit it (docs/cluster.md)."""
+    with _plain_errors():
+        loaded = load_config(config, overrides or [])
+        from spiral_mega.launch.slurm import Job, submit, write_script
+
+        if not (ranks_per_node or gpus_per_node):
+            raise UserError("--gpus-per-node is 0: say by --ranks-per-node how many processes a node is to run")
+        job = Job(nodes, spares, gpus_per_node, ranks_per_node, time, stop_seconds, partition, account,
+                  container_image, container_mounts, python, health, tuple(sbatch or ()))  # fmt: skip
+        script = write_script(loaded, config, overrides or [], job)
+        if dry_run:
+            typer.echo(script.read_text(), nl=False)
+        else:
+            typer.echo(f"job {submit(script)}: {script}")
+
+
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""
@@ -202,4 +240,14 @@ def _plain_errors() -> Iterator[None]:
         yield
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        typer.echo(
+            f"error: no space is left to write to{where}: {error.strerror}. Free some; the same command goes on "
+            "from the last checkpoint",
+            err=True,
+        )
         raise typer.Exit(2) from None

@@ -37,12 +37,13 @@ from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.recording import Collector, Recorder, Replayer
 from spiral_mega.rollout.sync import NoSync, WeightSync
-from spiral_mega.run_folder import locked_folder, set_aside
+from spiral_mega.run_folder import failure_told, locked_folder, set_aside, set_status
 from spiral_mega.runtime import Runtime
-from spiral_mega.signals import StopRequest
-from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging, write_json_atomic
+from spiral_mega.signals import StopRequest, stop_with_launcher
+from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging
 from spiral_mega.telemetry.trace_writer import remove_traces
 from spiral_mega.traces import Problem
+from spiral_mega.watchdog import watched
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +97,13 @@ class Run:
         step = self.resume_from or 0
         if self.resume_from is not None:
             state = self._state(0)
-            if self.checkpoints.read_meta(step)["world_size"] != self.runtime.world_size:
+            meta = self.checkpoints.read_meta(step)
+            if meta["world_size"] != self.runtime.world_size:
                 del state[self._rng_key()]
             state = self.checkpoints.load(step, state)
             self.policy.load_state_dict(state["policy"])
-            self.sampler.load_state_dict(state["sampler"])
+            if meta["data"] == fingerprint(self.train_problems):  # else others were accepted: see find_resumable
+                self.sampler.load_state_dict(state["sampler"])
             if self._rng_key() in state:
                 _set_rng(state[self._rng_key()])
             log.info("resumed from step %d", step)
@@ -114,7 +117,7 @@ class Run:
     def set_status(self, state: Literal["running", "stopped", "finished"], step: int) -> None:
         """Tell in status.json how the run stands after `step` steps. One that was killed still says "running"."""
         if self.runtime.is_main:
-            write_json_atomic(self.folder / "status.json", {"state": state, "step": step})
+            set_status(self.folder, state, step)
 
     def _state(self, step: int) -> dict[str, Any]:
         return {
@@ -134,8 +137,10 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
     folder = Path(config.run.dir)
     with ExitStack() as stack:
         stack.enter_context(locked_folder(folder, runtime))
+        stack.enter_context(failure_told(folder, runtime))
         setup_logging(runtime.rank, folder)
         stop = StopRequest()
+        stop_with_launcher()
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm)
@@ -179,6 +184,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
             if config.rollout.record is not None:
                 collector = Recorder(collector, config.rollout.record, runtime)
+        stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))
         stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
         yield Run(
             config=config,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from spiral_mega.distributed import gather_objects
-from spiral_mega.errors import ConfigError
+from spiral_mega.errors import ConfigError, UserError
 from spiral_mega.runtime import Runtime
+from spiral_mega.telemetry import write_json_atomic
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,34 @@ def locked_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.close()
+
+
+@contextmanager
+def failure_told(folder: Path, runtime: Runtime) -> Iterator[None]:
+    """Tell in status.json of an error that a person has to mend, so that no launcher starts the same run again."""
+    try:
+        yield
+    except UserError as error:
+        if runtime.is_main:
+            with suppress(OSError):  # the disk may be what is full
+                set_status(folder, "failed", error=str(error))
+        raise
+
+
+def set_status(folder: Path, state: str, step: int | None = None, **more: str) -> None:
+    """Tell in status.json how the run stands, after `step` updates (None: as told before)."""
+    if step is None:
+        step = read_status(folder).get("step", 0)
+    write_json_atomic(folder / "status.json", {"state": state, "step": step, **more})
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What status.json says; {} where there is none yet."""
+    try:
+        status: dict[str, Any] = json.loads((folder / "status.json").read_text())
+        return status
+    except (OSError, ValueError):
+        return {}
 
 
 def set_aside(folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import signal
 import time
 from types import FrameType
@@ -12,6 +14,18 @@ from spiral_mega.distributed import gather_objects
 log = logging.getLogger(__name__)
 
 REPEAT_S = 5.0  # torchrun passes on the Ctrl-C that the terminal already sent; a person's second one comes later
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def stop_with_launcher() -> None:
+    """Have the kernel send this rank SIGTERM when the torchrun that started it dies, also of SIGKILL.
+
+    Nobody else would: the ranks would train on, unseen, and hold their devices and run.dir.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class StopRequest:

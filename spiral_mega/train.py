@@ -12,9 +12,10 @@ from spiral_mega.evaluation.accuracy import evaluate
 from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.metrics import packing_metrics
 from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy.skipped import SkippedUpdates
 from spiral_mega.report import summarise
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.rollout.metrics import batch_metrics, check_mismatch
+from spiral_mega.rollout.metrics import batch_metrics, check_mismatch, check_verifier
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.runtime import Runtime
@@ -33,6 +34,7 @@ def train(config: Config, runtime: Runtime) -> None:
         step = saved = run.resume()
         run.sync()
         finished = False
+        skipped = SkippedUpdates(config.policy.max_skipped)
         try:
             while not run.stop.on_any_rank():
                 if run.evaluation_due(step):
@@ -43,6 +45,7 @@ def train(config: Config, runtime: Runtime) -> None:
                 step += 1
                 run.telemetry.log(step, metrics)
                 check_mismatch(metrics, config.rollout)
+                skipped.check(metrics)
                 if step % config.checkpoint.every == 0:
                     run.save(saved := step)
         except Interrupted:
@@ -65,10 +68,14 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         try:
             with timer("rollout"):
                 batch = run.collector.collect(step)
+                metrics = batch_metrics(batch)
+                if metrics.get("verify/crash") and run.stop.on_any_rank():
+                    raise Interrupted  # what stops this run may have ended the verifiers too
         except Interrupted:
             run.sampler.load_state_dict(sampler_before)
             raise
-        metrics = batch_metrics(batch) | scale_metrics(run.weighting, run.objective)
+        check_verifier(metrics, config.rewards)
+        metrics |= scale_metrics(run.weighting, run.objective)
         run.sync.release()
         updates = []
         for part in _minibatches(batch, config.batch.minibatches):

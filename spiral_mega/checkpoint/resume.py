@@ -37,10 +37,12 @@ def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, wo
             "start another run.dir"
         )
     if meta["data"] != data:
-        raise CheckpointError(
-            "the training problems are not those of the checkpoint (another file, filter or order): restore them, or "
-            "start another run.dir"
-        )
+        if config.data.accept != (name := f"sha256:{data[:16]}"):
+            raise CheckpointError(
+                "the training problems are not those of the checkpoint (another file, filter or order): restore them, "
+                f"start another run.dir, or go on with the new ones from their beginning by data.accept={name}"
+            )
+        log.warning("the training problems have changed, as data.accept allows: they are drawn from their beginning")
     if changed:
         log.warning("resuming with changes: %s", "; ".join(changed))
     if meta["world_size"] != world_size:

@@ -17,6 +17,12 @@ class RunConfig(Section):
     resume: Literal["auto", "never"] = Field(
         default="auto", description="auto: go on from the newest checkpoint in run.dir, if there is one."
     )
+    hang_minutes: float = Field(
+        default=15.0,
+        gt=0,
+        description="When training has not moved for so long on some rank, all write their stacks to run.dir/logs and "
+        "end. Longer than the longest of: one engine step, one micro-batch, loading or ending a checkpoint.",
+    )
 
 
 class LoraConfig(Section):
@@ -60,6 +66,11 @@ class PolicyConfig(Section):
         gt=0,
         description="Distinct tokens in one micro-batch on one rank; what a draw's sequences share counts once, and "
         "no sequence may be longer.",
+    )
+    max_skipped: int = Field(
+        default=10,
+        ge=0,
+        description="Updates skipped in a row because the gradient was not finite; one more ends the run.",
     )
 
 
@@ -110,6 +121,11 @@ class DataConfig(Section):
     max_prompt_tokens: int = Field(
         default=1024, gt=0, description="Problems whose search prompt is longer are left out, and counted."
     )
+    accept: str | None = Field(
+        default=None,
+        description="Fingerprint of training problems that a run may go on with although its checkpoint was made with "
+        "others; the error that refuses them names it. They are then drawn from their beginning.",
+    )
 
 
 class PromptsConfig(Section):
@@ -145,6 +161,13 @@ class PromptsConfig(Section):
 class RewardsConfig(Section):
     time_limit_s: float = Field(default=5.0, gt=0, description="Wall-clock limit of one verification; past it: 0.")
     workers: int = Field(default=2, gt=0, description="Verifier processes on each rank.")
+    max_failed: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of a step's verifications that may crash, raise or time out; past it the run ends, before "
+        "it trains on their zeros.",
+    )
 
 
 class RolloutConfig(Section):

@@ -19,6 +19,7 @@ from spiral_mega.rewards import worker
 from spiral_mega.rewards.answers import normalize_answer
 from spiral_mega.rewards.kinds import check_kind
 from spiral_mega.rewards.spawn import MainlessContext
+from spiral_mega.shield import shield_thread
 
 Status = Literal["ok", "timeout", "crash", "error"]
 STATUSES: tuple[Status, ...] = ("ok", "timeout", "crash", "error")
@@ -67,7 +68,7 @@ class Verifier:
         self._lock = Lock()
         self._closed = False
         # One thread starts all processes and outlives them: the kernel ends a child with the thread that made it.
-        self._keeper = ThreadPoolExecutor(1, "verifier-keeper")
+        self._keeper = ThreadPoolExecutor(1, "verifier-keeper", initializer=shield_thread)
         self._pool: ProcessPool | None = None
         self._keeper.submit(self._start_pool)
 

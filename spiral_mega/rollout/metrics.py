@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 
-from spiral_mega.config import RolloutConfig
+from spiral_mega.config import RewardsConfig, RolloutConfig
 from spiral_mega.distributed import sum_over_ranks
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 
 class MismatchError(UserError):
     """Sampler and trainer are further apart than the run allows."""
+
+
+class VerifierError(UserError):
+    """More verifications failed than the run allows."""
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -63,6 +67,20 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             metrics[f"length/{component}"] = total[f"tokens/{component}"] / count
             metrics[f"entropy/{component}"] = total[f"surprise/{component}"] / max(total[f"finite/{component}"], 1.0)
     return metrics
+
+
+def check_verifier(metrics: dict[str, float], rewards: RewardsConfig) -> None:
+    """Raise VerifierError when more of the step's verifications failed than `rewards.max_failed`."""
+    counts = {name.removeprefix("verify/"): n for name, n in metrics.items() if name.startswith("verify/") and n}
+    total = sum(counts.values())
+    failed = total - counts.pop("ok", 0.0)
+    if failed > rewards.max_failed * total:
+        ways = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items()))
+        raise VerifierError(
+            f"{failed:.0f} of the step's {total:.0f} verifications failed ({ways}), more than rewards.max_failed "
+            f"({rewards.max_failed}): logs/rank*.log says why ('verification of a response'). Nothing was trained on "
+            "their zeros; the run goes on from its last checkpoint"
+        )
 
 
 def check_mismatch(metrics: dict[str, float], rollout: RolloutConfig) -> None:

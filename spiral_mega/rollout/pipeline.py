@@ -20,6 +20,7 @@ from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import AlgorithmConfig, RolloutConfig
 from spiral_mega.distributed import exchange, gather_objects
 from spiral_mega.environments import make_environment
+from spiral_mega.heartbeat import beat
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
@@ -147,6 +148,7 @@ class _Stream:
             limit = self.now + self.pipeline.steps
             while self.engine.has_unfinished() and self.now < limit:
                 self.now += 1
+                beat()
                 for sample in self.engine.step():
                     done += 1
                     self._sampled(sample)

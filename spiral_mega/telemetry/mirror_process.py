@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spiral_mega.shield import shielded
 from spiral_mega.telemetry.atomic import write_json_atomic
 from spiral_mega.telemetry.metrics_file import METRICS_NAME
 from spiral_mega.telemetry.trackers import state_path
@@ -34,7 +35,7 @@ class MirrorProcess:
         try:
             write_json_atomic(state_path(run_dir, name), {**settings, **_identity(run_dir, name)})
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._log_path, "ab") as output:
+            with open(self._log_path, "ab") as output, shielded():
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "spiral_mega.telemetry.mirror", name, run_dir, "--grace-s", str(grace_s)],
                     stdin=subprocess.PIPE,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from spiral_mega.heartbeat import beat
+
 GIB = 1024**3
 
 
@@ -26,6 +28,7 @@ class StageTimer:
     def __call__(self, stage: str) -> Iterator[None]:
         """Time the block as `stage`. Stages may nest; each counts all of its own time. A raising block counts too."""
         start = time.perf_counter()
+        beat(stage)
         try:
             yield
             self._synchronize()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
 
 from spiral_mega.telemetry import read_metrics
+from spiral_mega.telemetry.trace_writer import read_traces
 
 SMALL = [
     "run.steps=5",
@@ -25,13 +31,21 @@ UNTIMED = ("time", "memory", "throughput")
 class TrainingRun:
     """`spiral-mega train configs/demo.yaml` under torchrun, in a process group of its own."""
 
-    def __init__(self, folder: Path, *overrides: str, ranks: int = 2, config: str = "configs/demo.yaml") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *overrides: str,
+        ranks: int = 2,
+        config: str = "configs/demo.yaml",
+        module: str = "spiral_mega",
+        **environment: str,
+    ) -> None:
         self.folder, self.log = folder, folder.with_suffix(".log")
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
-            *("-m", "spiral_mega", "train", config, f"run.dir={folder}", *SMALL, *overrides),
+            *("-m", module, "train", config, f"run.dir={folder}", *SMALL, *overrides),
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -63,7 +77,13 @@ class TrainingRun:
     def rank_pids(self) -> list[int]:
         """Process ids of the ranks, in no particular order."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [pid for pid in map(int, children) if b"spiral_mega" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in map(int, children) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def status(self) -> dict[str, Any]:
+        return json.loads((self.folder / "status.json").read_text())
+
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "checkpoints").iterdir())
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -74,3 +94,25 @@ class TrainingRun:
             {name: value for name, value in record.items() if name.split("/")[0] not in UNTIMED}
             for record in read_metrics(self.folder)
         ]
+
+    def traces(self) -> dict[str, list[dict[str, Any]]]:
+        return {path.name: read_traces(path) for path in sorted((self.folder / "traces").glob("*.parquet"))}
+
+
+def copied(run: TrainingRun, folder: Path, *, checkpoints: list[int]) -> Path:
+    """The folder of `run` as it was after the last of `checkpoints`, with no others, for runs to go on from."""
+    shutil.copytree(run.folder, folder, ignore=shutil.ignore_patterns("model", "step_*[0-9]"))
+    for step in checkpoints:
+        name = f"step_{step:06d}"
+        shutil.copytree(run.folder / "checkpoints" / name, folder / "checkpoints" / name)
+    return folder
+
+
+def assert_same_run(left: TrainingRun, right: TrainingRun) -> None:
+    """The same metrics, traces and final weights, bit for bit."""
+    assert left.metrics() == right.metrics()
+    assert [record["step"] for record in left.metrics()] == [1, 2, 3, 4, 5]
+    assert left.traces() == right.traces()
+    ours, theirs = (load_file(run.folder / "model" / "model.safetensors") for run in (left, right))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)

@@ -97,6 +97,16 @@ def test_idle_processes_may_all_be_killed() -> None:
             assert verifier.submit(*SAME).result(20) == Verdict(1.0, "ok")
 
 
+def test_a_signal_that_asks_ranks_to_stop_ends_no_verifier(light_verifier: Verifier) -> None:
+    """Slurm sends it to every process of a step; a verifier that died of it would score what is being judged 0."""
+    pid = int(light_verifier.submit("", "x", "bad_kinds:process_id").result().reward)
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    found = [light_verifier.submit("", "x", "bad_kinds:process_id").result() for _ in range(8)]
+    assert {verdict.status for verdict in found} == {"ok"}
+    assert pid in {int(verdict.reward) for verdict in found}
+
+
 def test_closing_settles_what_is_still_open() -> None:
     with Verifier(60.0, workers=1, kinds=()) as verifier:
         verifier.submit(*SAME).result()

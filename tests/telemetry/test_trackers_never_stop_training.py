@@ -138,6 +138,22 @@ def test_a_tracker_that_is_killed_is_reported(
     assert "exit status -9" in warning.getMessage()
 
 
+def test_a_signal_that_asks_ranks_to_stop_ends_no_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slurm sends it to every process of a step."""
+    (tmp_path / "wandb.py").write_text(LOG_HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    telemetry = Telemetry(tmp_path / "run", WANDB, 2, "a-run", {}, close_timeout_s=1.0)
+    [pid] = processes_of(tmp_path)
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    telemetry.log(2, {"reward/search": 1.0})
+    assert processes_of(tmp_path) == [pid]
+    assert not caplog.records
+    telemetry.close()
+
+
 def test_a_mirror_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb.py").write_text(LOG_HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -17,6 +17,7 @@ from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.checkpoint.export import save_pretrained
 from spiral_mega.config import Config
 from spiral_mega.distributed import max_over_ranks
+from spiral_mega.heartbeat import beat
 from spiral_mega.packing.balance import Key, split
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
@@ -49,6 +50,7 @@ class FsdpPolicy:
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
         totals = Totals()
         for sequences in microbatches:
+            beat()
             self._accumulate(pack(sequences).to(self.device), totals)
         norm = self._gradient_norm()
         skipped = not math.isfinite(norm)

@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from spiral_mega.heartbeat import beat
 from spiral_mega.policy.lora import ADAPTER
 from spiral_mega.rows import Rows, own_rows
 
@@ -51,6 +52,7 @@ def _stream(
     entries: Iterable[_Entry], rows: Rows, bucket_bytes: int, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for bucket in _buckets(entries, bucket_bytes, dtype):
+        beat()
         whole = _gather(bucket, rows, dtype or bucket[0].parameter.dtype)
         for entry, tensor in zip(bucket, whole, strict=True):
             for name in entry.names:

@@ -1,0 +1,1 @@
+"""Starting runs on a cluster: health checks, and Slurm scripts from the templates in launch/."""
