@@ -1,0 +1,189 @@
+# The life of a job, for the scripts beside this file to source: health check, run, save and requeue when the time is
+# nearly up, restart without a bad node, and an end that leaves nothing behind.
+#
+# Settings, from the environment (`spiral-mega launch` writes them into the job's script):
+#   RUN_DIR           run.dir of the configuration: status.json and checkpoints tell how the run stands   (needed)
+#   NODES             nodes that the run takes; more in the allocation are spares                  (all of the job's)
+#   RANKS_PER_NODE    processes on each node                                               (its GPUs: see torchrun.sh)
+#   SPIRAL_HOME       folder of the repository                                                (where sbatch was called)
+#   PYTHON            the interpreter, on the nodes or in the container                                     (python)
+#   HEALTH            what `python -m spiral_mega.launch.health` is to ask for, such as "--bandwidth 100"; off: no check
+#   MAX_FAILURES      failures in a row without a new checkpoint that are borne                                  (2)
+#   STOP_SECONDS      time that ranks get to save after SIGUSR1; keep it below the lead of --signal             (240)
+#   CONTAINER_IMAGE   run in this image by pyxis/enroot, with the mounts of CONTAINER_MOUNTS (host:inside,...)
+#   SRUN_ARGS         more for every srun, such as "--mpi=none --cpu-bind=none"
+
+: "${RUN_DIR:?set RUN_DIR to the run.dir of the configuration}" "${SPIRAL_HOME:?}" "${NODES:=$SLURM_JOB_NUM_NODES}" "${PYTHON:=python}"
+: "${HEALTH:=}" "${MAX_FAILURES:=2}" "${STOP_SECONDS:=240}"
+export RANKS_PER_NODE PYTHON STOP_SECONDS
+job=$SLURM_JOB_ID
+# An array's last task carries the array's own number, by which the whole array would be requeued.
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+folder=$RUN_DIR/launch
+mkdir -p "$folder"
+bad_nodes=$folder/bad-nodes
+attempt=0
+stopping=
+step=
+
+say() { echo "[$(date +%FT%T) job $job${SLURM_RESTART_COUNT:+ restart $SLURM_RESTART_COUNT}] $*"; }
+newest() { ls -d "$RUN_DIR"/checkpoints/step_*[0-9] 2>/dev/null | tail -n 1; }
+
+state() { # how the run stands, if this attempt got so far as to say
+    [ "$RUN_DIR/status.json" -nt "$folder/attempt" ] && sed -n 's/.*"state": "\([a-z]*\)".*/\1/p' "$RUN_DIR/status.json"
+}
+
+on() { # NODES...: sets `srun` to the start of a command that runs one task on each
+    local IFS=,
+    # A step with a dead node is never over for Slurm, and would keep the others: hence --overlap.
+    srun=(srun --nodes=$# --ntasks=$# --ntasks-per-node=1 --nodelist="$*" --overlap --wait=60)
+    IFS=' '
+    # shellcheck disable=SC2206
+    srun+=(${SRUN_ARGS:-})
+    [ -z "${CONTAINER_IMAGE:-}" ] || srun+=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PWD"
+        --container-mounts="${CONTAINER_MOUNTS:-$PWD}")
+}
+
+nodes_up() { # what Slurm still has of the allocation, without what was found bad
+    sinfo -h -N -n "$SLURM_JOB_NODELIST" -o "%N %t" | awk '$2 !~ /down|fail|unk|boot|\*/ { print $1 }' | sort -uV |
+        { [ -s "$bad_nodes" ] && grep -vxFf "$bad_nodes" || cat; }
+}
+
+choose_nodes() { # sets `chosen` to NODES nodes that are fit; fails where there are too few
+    local up output=$folder/health-$SLURM_JOB_ID-$attempt.log
+    mapfile -t up < <(nodes_up)
+    if [ "$HEALTH" != off ] && [ ${#up[@]} -ge "$NODES" ]; then
+        on "${up[@]}"
+        # shellcheck disable=SC2086
+        "${srun[@]}" --output="$output" \
+            timeout -k 10 300 "$PYTHON" -m spiral_mega.launch.health --folder "$RUN_DIR" $HEALTH
+        grep -h "health: bad" "$output"
+        # A node that said nothing in that time is as bad as one that said so.
+        sed -n 's/^health: ok \([^ ]*\).*/\1/p' "$output" | sort -uV >"$folder/fit"
+        printf '%s\n' "${up[@]}" | grep -vxFf "$folder/fit" >>"$bad_nodes"
+        mapfile -t up < <(nodes_up)
+    fi
+    chosen=("${up[@]:0:$NODES}")
+    [ ${#chosen[@]} -eq "$NODES" ]
+}
+
+check_together() { # all ranks among each other; nodes that it calls bad are left out the next time
+    [ "$HEALTH" = off ] && return
+    local status output=$folder/health-$SLURM_JOB_ID-$attempt.all.log
+    on "${chosen[@]}"
+    # shellcheck disable=SC2086
+    "${srun[@]}" --kill-on-bad-exit=1 --output="$output" timeout -k 10 600 "$SPIRAL_HOME/launch/torchrun.sh" \
+        -m spiral_mega.launch.health --folder "$RUN_DIR" $HEALTH
+    status=$?
+    grep -h "health: " "$output" || tail -n 20 "$output"
+    sed -n 's/^health: bad \([^ :]*\).*/\1/p' "$output" >>"$bad_nodes"
+    return $status
+}
+
+stop() { # the trap for SIGUSR1, which Slurm sends before the time is up
+    say "asked to stop: saving"
+    stopping=$SECONDS
+    [ -z "$step" ] || kill -USR1 "$step" 2>/dev/null
+}
+
+end_steps() { # at once, and not this script
+    squeue -h --steps --job "$SLURM_JOB_ID" -o %i | grep -E '\.[0-9]+$' | xargs -r -n 1 scancel --signal=KILL
+}
+
+wait_for_step() { # its status; once asked to stop, for STOP_SECONDS at most
+    local status
+    while kill -0 "$step" 2>/dev/null; do
+        if [ -n "$stopping" ]; then
+            if [ $((SECONDS - stopping)) -gt "$STOP_SECONDS" ]; then
+                say "not saved within STOP_SECONDS=$STOP_SECONDS: the steps since the last checkpoint will be done again"
+                end_steps
+            fi
+            kill -USR1 "$step" 2>/dev/null # again: a rank that was starting has not heard
+        fi
+        sleep 2 &
+        wait -n "$step" $! 2>/dev/null
+    done
+    wait "$step"
+    status=$?
+    step=
+    return $status
+}
+
+requeue() {
+    say "requeued, to go on from ${1:-its beginning}"
+    scontrol requeue "$job"
+    sleep 60 # Slurm ends this script
+    exit 1
+}
+
+continue_elsewhere() { # too few fit nodes: a job like this one, without the bad ones, takes over
+    say "$1"
+    # Slurm itself knows those that are down; and a task cannot leave its array.
+    [ -s "$bad_nodes" ] && [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || requeue "$(newest)"
+    scontrol write batch_script "$SLURM_JOB_ID" "$folder/again-$SLURM_JOB_ID.sbatch" >/dev/null
+    local exclude next
+    exclude=$({ scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=//p' | grep -v null; sort -u "$bad_nodes"; } |
+        paste -sd, -)
+    next=$(sbatch --parsable --dependency="afterany:$job" --exclude="$exclude" --nodes="$SLURM_JOB_NUM_NODES" \
+        "$folder/again-$SLURM_JOB_ID.sbatch" "${arguments[@]}") || exit 1
+    rm "$bad_nodes" # the new job does without them
+    say "job $next takes over, without $exclude"
+    exit 1
+}
+
+clean_up() { # whatever ends this script, no step holds the nodes
+    [ -z "$step" ] || end_steps
+}
+
+run_once() { # ARGUMENTS of spiral-mega: a command that keeps nothing to go on from; does not return
+    trap stop USR1
+    choose_nodes || continue_elsewhere "fewer than $NODES fit nodes are left of $SLURM_JOB_NODELIST"
+    on "${chosen[@]}"
+    "${srun[@]}" --kill-on-bad-exit=1 "$SPIRAL_HOME/launch/torchrun.sh" "$@" &
+    step=$!
+    wait_for_step
+    local status=$?
+    [ -z "$stopping" ] || { say "the time was too short: raise --time"; exit 1; }
+    exit $status
+}
+
+run_to_the_end() { # ARGUMENTS of `spiral-mega train`; does not return
+    arguments=("$@")
+    local failures=0 idle before status at_start
+    trap stop USR1
+    at_start=$(newest)
+    while true; do
+        attempt=$((attempt + 1))
+        choose_nodes || continue_elsewhere "fewer than $NODES fit nodes are left of $SLURM_JOB_NODELIST"
+        if ! check_together; then
+            [ $attempt -le "$MAX_FAILURES" ] || { say "the nodes do not work together: see $folder"; exit 1; }
+            continue
+        fi
+        before=$(newest)
+        say "attempt $attempt on ${chosen[*]}, from ${before:-the beginning}"
+        if [ -z "$stopping" ]; then
+            touch "$folder/attempt"
+            on "${chosen[@]}"
+            "${srun[@]}" --kill-on-bad-exit=1 "$SPIRAL_HOME/launch/torchrun.sh" \
+                --logs "$RUN_DIR/logs/$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$attempt" "$@" &
+            step=$!
+            wait_for_step
+            status=$?
+            say "the step ended with status $status, the run is $(state)"
+        fi
+        case $(state) in
+            finished) exit 0 ;;
+            failed) say "a person has to look: $(sed -n 's/.*"error": //p' "$RUN_DIR/status.json")"; exit 2 ;;
+        esac
+        if [ -n "$stopping" ]; then
+            idle=$(cat "$folder/idle" 2>/dev/null || echo 0)
+            [ "$(newest)" = "$at_start" ] && idle=$((idle + 1)) || idle=0
+            echo $idle >"$folder/idle"
+            [ $idle -le "$MAX_FAILURES" ] || { say "$idle times no step in a whole job: raise its --time"; exit 1; }
+            requeue "$(newest)"
+        fi
+        [ "$(newest)" = "$before" ] && failures=$((failures + 1)) || failures=1
+        [ $failures -le "$MAX_FAILURES" ] || { say "$failures failures without a new checkpoint: giving up"; exit 1; }
+    done
+}
+trap clean_up EXIT
