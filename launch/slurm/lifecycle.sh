@@ -11,7 +11,7 @@
 #   MAX_FAILURES      failures in a row without a new checkpoint that are borne                                  (2)
 #   STOP_SECONDS      time that ranks get to save after SIGUSR1; keep it below the lead of --signal             (240)
 #   CONTAINER_IMAGE   run in this image by pyxis/enroot, with the mounts of CONTAINER_MOUNTS (host:inside,...)
-#   SRUN_ARGS         more for every srun, such as "--mpi=none --cpu-bind=none"
+#   SRUN_ARGS         more for every srun, such as "--mpi=none --mem=0"
 
 : "${RUN_DIR:?set RUN_DIR to the run.dir of the configuration}" "${SPIRAL_HOME:?}" "${NODES:=$SLURM_JOB_NUM_NODES}" "${PYTHON:=python}"
 : "${HEALTH:=}" "${MAX_FAILURES:=2}" "${STOP_SECONDS:=240}"
@@ -36,7 +36,8 @@ state() { # how the run stands, if this attempt got so far as to say
 on() { # NODES...: sets `srun` to the start of a command that runs one task on each
     local IFS=,
     # A step with a dead node is never over for Slurm, and would keep the others: hence --overlap.
-    srun=(srun --nodes=$# --ntasks=$# --ntasks-per-node=1 --nodelist="$*" --overlap --wait=60)
+    # A node's one task is to have all of its cores: hence --cpu-bind=none.
+    srun=(srun --nodes=$# --ntasks=$# --ntasks-per-node=1 --nodelist="$*" --overlap --cpu-bind=none --wait=60)
     IFS=' '
     # shellcheck disable=SC2206
     srun+=(${SRUN_ARGS:-})

@@ -36,8 +36,10 @@ class MetricsFile:
                 self._file.write(b"\n")
 
     def append(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Write one record. Raises ValueError for a reserved name, TypeError for a value that is not a number."""
-        self._file.write(encode_record(step, time.time(), metrics))
+        """Write one record. Raises ValueError for a reserved name, TypeError for what is no number, OSError."""
+        rest = memoryview(encode_record(step, time.time(), metrics))
+        while rest:  # a disk that fills up takes a part, and only then refuses
+            rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
         self._file.close()

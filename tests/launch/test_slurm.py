@@ -16,7 +16,7 @@ from tests.launch.cluster import NODES, ROOT, Cluster, kill
 pytestmark = pytest.mark.slow
 
 # While FAULT_SWITCH exists the verifier sleeps, so that a step takes seconds and no processor.
-DATA = "data.train=[{path: configs/demo/train.jsonl, kind: 'tests.e2e.reward_kinds:slow'}]"
+DATA = "data.train.0.kind=tests.e2e.reward_kinds:slow"
 OVERRIDES = ("run.steps=40", "batch.problems=4", "checkpoint.every=2", "data.eval=[]", "rewards.workers=1", DATA)
 
 
@@ -60,6 +60,30 @@ def limited(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(scope="module")
+def array(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The number of an array of an evaluation, of sorts, and a slow training run; and its folder."""
+    folder = tmp_path_factory.mktemp("array")
+    train = ("batch.problems=4", "data.eval=[]", "checkpoint.every=1", DATA)
+    lines = [
+        ("config", "configs/demo.yaml", f"run.dir={folder}/shown"),
+        ("train", "configs/demo.yaml", f"run.dir={folder}/run", "run.steps=8", "rewards.workers=1", *train),
+    ]
+    (folder / "tasks.txt").write_text("".join(" ".join(line) + "\n" for line in lines))
+    (folder / "run.slow").touch()
+    environment = cluster.environment | {
+        "PYTHON": sys.executable, "HEALTH": "off", "RANKS_PER_NODE": "1", "FAULT_SWITCH": str(folder / "run.slow")
+    }  # fmt: skip
+    # This Slurm has no GPUs to ask for, and other runs on the same nodes.
+    script = re.sub("#SBATCH --(gpus-per-node|exclusive).*\n", "", (ROOT / "launch/slurm/array.sbatch").read_text())
+    (folder / "array.sbatch").write_text(script)
+    options = ["--parsable", "--array=1-2", "--partition=left", f"--output={folder}/%a.out"]
+    command = ["sbatch", *options, folder / "array.sbatch", folder / "tasks.txt"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), folder
+
+
+@pytest.fixture(scope="module")
 def reference(limited: Job, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     """The same run by two ranks on one machine, undisturbed."""
     folder = tmp_path_factory.mktemp("reference") / "run"
@@ -67,7 +91,7 @@ def reference(limited: Job, tmp_path_factory: pytest.TempPathFactory) -> Trainin
 
 
 def test_a_sick_node_is_found_before_the_run_and_another_job_does_without_it(
-    limited: Job, cluster: Cluster, tmp_path: Path
+    limited: Job, array: tuple[str, Path], cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.fill_shared_memory("node4")
     job = Job(cluster, tmp_path / "run", overrides=(*OVERRIDES, "run.steps=1"))
@@ -94,6 +118,20 @@ def test_a_dead_node_is_replaced_by_a_spare(
     assert job.weights_equal(reference)
     for node in ("node3", "node5"):  # nothing but Slurm's own daemon holds them
         cluster.wait_for(lambda node=node: len(cluster.pids(node)) == 1, 30)  # type: ignore[misc]
+
+
+def test_a_task_of_an_array_requeues_itself_alone(cluster: Cluster, array: tuple[str, Path]) -> None:
+    number, folder = array
+    cluster.wait_for(lambda: (folder / "run" / "checkpoints" / "step_000001").exists(), 200)
+    cluster.run("scancel", "--batch", "--signal=USR1", f"{number}_2")
+    cluster.wait_for(lambda: int(cluster.job(f"{number}_2", "Restarts")) > 0, 60, (folder / "2.out").read_text)
+    (folder / "run.slow").unlink()
+    cluster.wait_for(lambda: cluster.job(f"{number}_2", "JobState") == "COMPLETED", 200, (folder / "2.out").read_text)
+    assert '"state": "finished"' in (folder / "run" / "status.json").read_text()
+    assert "resumed from step" in (folder / "2.out").read_text()
+    assert cluster.job(f"{number}_1", "JobState") == "COMPLETED"
+    assert cluster.job(f"{number}_1", "Restarts") == "0"
+    assert "max_response_tokens: 8" in (folder / "1.out").read_text()
 
 
 def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_it_had_not(

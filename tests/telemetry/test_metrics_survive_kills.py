@@ -87,3 +87,18 @@ def test_records_of_one_step_add_up(tmp_path: Path) -> None:
     append(tmp_path, (1, {"reward": 1.0}), (1, {"eval/accuracy": 0.5}))
     assert values(tmp_path, "reward") == [(1, 1.0)]
     assert values(tmp_path, "eval/accuracy") == [(1, 0.5)]
+
+
+def test_a_record_that_a_full_disk_cuts_is_an_error_and_not_half_a_line(tmp_path: Path) -> None:
+    """The file takes what still fits of a line, and the rest is refused."""
+    script = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from spiral_mega.telemetry.metrics_file import MetricsFile\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # in place of a disk of 100 bytes\n"
+        "file = MetricsFile(Path(sys.argv[1]))\n"
+        "[file.append(step, {'reward/search': 0.5}) for step in range(3)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "metrics.jsonl"], capture_output=True, text=True)
+    assert "OSError: [Errno 27] File too large" in done.stderr
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 100
