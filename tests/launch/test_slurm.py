@@ -29,7 +29,7 @@ class Job:
         environment = cluster.environment | {"FAULT_SWITCH": str(self.switch), "OMP_NUM_THREADS": "1"}
         command = [
             *(sys.executable, "-m", "spiral_mega", "launch", "configs/demo.yaml", "--nodes=2", "--gpus-per-node=0"),
-            *("--ranks-per-node=1", "--stop-seconds=30", "--health=--slowest=0 --disk-gib=1", *options),
+            *("--ranks-per-node=1", "--stop-seconds=50", "--health=--slowest=0 --disk-gib=1", *options),
             *(f"run.dir={folder}", *overrides),
         ]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -120,6 +120,14 @@ def test_a_dead_node_is_replaced_by_a_spare(
         cluster.wait_for(lambda node=node: len(cluster.pids(node)) == 1, 30)  # type: ignore[misc]
 
 
+def test_what_a_person_has_to_mend_is_not_tried_again(limited: Job, cluster: Cluster, tmp_path: Path) -> None:
+    missing = f"data.train.0.path={tmp_path}/missing.jsonl"
+    job = Job(cluster, tmp_path / "run", "--health=off", overrides=(*OVERRIDES, missing))
+    job.wait_for_end(job.number, "FAILED")
+    assert re.search(r"a person has to look: .*missing.jsonl: no such file", job.output())
+    assert "attempt 2" not in job.output()
+
+
 def test_a_task_of_an_array_requeues_itself_alone(cluster: Cluster, array: tuple[str, Path]) -> None:
     number, folder = array
     cluster.wait_for(lambda: (folder / "run" / "checkpoints" / "step_000001").exists(), 200)
@@ -139,6 +147,8 @@ def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_
 ) -> None:
     cluster.wait_for(lambda: int(cluster.job(limited.number, "Restarts")) > 0, 200, limited.output)
     limited.switch.unlink()
+    # Once is enough: a machine that is slow to start ranks would get through only a few steps in each job.
+    cluster.run("scontrol", "update", f"JobId={limited.number}", "TimeLimit=30")
     limited.wait_for_end(limited.number)
     assert "asked to stop: saving" in limited.output()
     assert re.search(r"requeued, to go on from \S+step_0000", limited.output())
