@@ -50,7 +50,6 @@ class FsdpPolicy:
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
         totals = Totals()
         for sequences in microbatches:
-            beat()
             self._accumulate(pack(sequences).to(self.device), totals)
         norm = self._gradient_norm()
         skipped = not math.isfinite(norm)
@@ -125,6 +124,7 @@ class FsdpPolicy:
 
         Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
         """
+        beat()
         logprobs, entropy = self.model.logprobs(batch, self.config.rollout.temperature)
         return logprobs[batch.reads], entropy[batch.reads]
 
