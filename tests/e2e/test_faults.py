@@ -111,16 +111,16 @@ def test_a_signal_in_the_middle_of_a_checkpoint(
 
 
 def test_a_full_disk_ends_the_run_and_spares_the_older_checkpoint(undisturbed: TrainingRun, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "64k") as disk:
-        run = TrainingRun(disk / "run", ranks=1).finish(status=1)
+    with small_disk(tmp_path / "run", "24k") as disk:
+        run = TrainingRun(disk, ranks=1).finish(status=1)
         assert "error: no space is left to write to" in run.output()
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
-        run = TrainingRun(disk / "run").finish(status=1)
+        run = TrainingRun(disk).finish(status=1)
         assert "could not be written" in run.output()
         assert "No space left on device" in run.output()
         assert "older checkpoints stand" in run.output()
         subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
-        again = TrainingRun(disk / "run").finish()
+        again = TrainingRun(disk).finish()
         assert "resumed from step 2" in again.output()
         assert_same_run(undisturbed, again)
 
