@@ -22,6 +22,7 @@ job=$SLURM_JOB_ID
 folder=$RUN_DIR/launch
 mkdir -p "$folder"
 bad_nodes=$folder/bad-nodes
+: >"$bad_nodes" # a node may have been mended since
 attempt=0
 stopping=
 step=
@@ -119,15 +120,15 @@ requeue() {
 
 continue_elsewhere() { # too few fit nodes: a job like this one, without the bad ones, takes over
     say "$1"
-    # Slurm itself knows those that are down; and a task cannot leave its array.
-    [ -s "$bad_nodes" ] && [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || requeue "$(newest)"
+    [ -s "$bad_nodes" ] || requeue "$(newest)" # Slurm itself knows those that are down
+    [ -n "$(nodes_up)" ] || { say "no node is fit: is HEALTH too strict, or the disk of RUN_DIR full?"; exit 1; }
+    [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || { say "submit this task again, without $(paste -sd, "$bad_nodes")"; exit 1; }
     scontrol write batch_script "$SLURM_JOB_ID" "$folder/again-$SLURM_JOB_ID.sbatch" >/dev/null
     local exclude next
     exclude=$({ scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=//p' | grep -v null; sort -u "$bad_nodes"; } |
         paste -sd, -)
     next=$(sbatch --parsable --dependency="afterany:$job" --exclude="$exclude" --nodes="$SLURM_JOB_NUM_NODES" \
         "$folder/again-$SLURM_JOB_ID.sbatch" "${arguments[@]}") || exit 1
-    rm "$bad_nodes" # the new job does without them
     say "job $next takes over, without $exclude"
     exit 1
 }
