@@ -28,8 +28,8 @@ from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import ConfigError
 from spiral_mega.plan.model import check_dimensions
-from spiral_mega.policy import Policy, build_policy
-from spiral_mega.policy.fsdp.model import read_model_config
+from spiral_mega.policy import Policy, build_policy, check_policy
+from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind
 from spiral_mega.rollout import build_engine
@@ -145,6 +145,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm)
         check_context(config)
+        check_policy(config, runtime.world_size)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
         train_problems = load_problems_for(config, prompter, config.data.train)

@@ -80,7 +80,7 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         updates = []
         for part in _minibatches(batch, config.batch.minibatches):
             with timer("exchange"):
-                microbatches = distribute(_sequences(run, part), config.policy.microbatch_tokens)
+                microbatches = distribute(_sequences(run, part), config.policy.microbatch_tokens, run.policy.replica)
                 packing = packing_metrics(microbatches, config.policy.microbatch_tokens)
             with timer("update"):
                 if microbatches:

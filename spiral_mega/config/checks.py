@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.sets import check_design
 from spiral_mega.algorithm.weighting import make_weighting
-from spiral_mega.config.schema import Config
+from spiral_mega.config.schema import Config, MegatronConfig
 from spiral_mega.environments import make_environment
 from spiral_mega.rewards import check_kind
 
@@ -73,6 +73,7 @@ def find_contradictions(config: Config) -> Iterator[str]:
             "algorithm.set_order is 'random', but the sets of algorithm.set_design 'ordered' come in a random order of "
             "their own: leave algorithm.set_order at ascending, or choose another design"
         )
+    yield from _megatron(config)
     if batch.problems % batch.minibatches:
         yield (
             f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
@@ -92,3 +93,24 @@ def find_contradictions(config: Config) -> Iterator[str]:
             check_kind(source.kind)
         except ValueError as error:
             yield f"data: kind of {source.path}: {error}"
+
+
+def _megatron(config: Config) -> Iterator[str]:
+    """What policy.backend=megatron does not do, as far as it shows without the model; check_layout finds the rest."""
+    layout = config.policy.megatron
+    if config.policy.backend != "megatron":
+        if layout != MegatronConfig():
+            yield "policy.megatron is set, but policy.backend is 'fsdp': set policy.backend=megatron, or leave it out"
+        return
+    if layout.context_parallel != 1:
+        yield (
+            f"policy.megatron.context_parallel is {layout.context_parallel}, but a token tree's rows see each other by "
+            "path, not by distance, so they cannot be dealt out in chunks of one sequence as context parallelism "
+            "does: set it to 1, and use tensor_parallel with sequence_parallel against memory"
+        )
+    if config.model.lora is not None:
+        yield "model.lora is set, which policy.backend 'megatron' does not train: set it to null, or use fsdp"
+    if config.algorithm.kl is not None:
+        yield "algorithm.kl is set, but policy.backend 'megatron' holds no reference: set it to null, or use fsdp"
+    if config.optimizer.offload:
+        yield "optimizer.offload is true, which policy.backend 'megatron' does not do: set it to false, or use fsdp"

@@ -50,8 +50,23 @@ class ModelConfig(Section):
     )
 
 
+class MegatronConfig(Section):
+    """How megatron-core spreads one copy of the model over tensor_parallel x pipeline_parallel ranks."""
+
+    tensor_parallel: int = Field(default=1, gt=0, description="Ranks that share every layer's heads and MLP columns.")
+    sequence_parallel: bool = Field(
+        default=True, description="Those ranks also share the rows between the layers' products: less memory."
+    )
+    pipeline_parallel: int = Field(default=1, gt=0, description="Stages of consecutive layers.")
+    expert_parallel: int = Field(default=1, gt=0, description="Ranks of a stage that share its experts, each whole.")
+    context_parallel: int = Field(default=1, gt=0, description="Only 1: see policy.backend=megatron in the docs.")
+
+
 class PolicyConfig(Section):
-    backend: Literal["fsdp"] = "fsdp"
+    backend: Literal["fsdp", "megatron"] = Field(
+        default="fsdp", description="What shards the model; megatron: megatron-core, as `megatron` says."
+    )
+    megatron: MegatronConfig = MegatronConfig()
     param_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Compute type; master weights, gradients' reduction and optimizer stay float32."
     )

@@ -78,13 +78,15 @@ def plan_microbatches(trees: Seq[Seq[Branch]], budget: int, world_size: int) -> 
     return [[[key for part in members[rank] for key in part.keys] for members in rounds] for rank in range(world_size)]
 
 
-def distribute(local: list[Sequence], budget: int) -> list[list[Sequence]]:
-    """Exchange sequences so that each rank holds the micro-batches that the common plan gives it.
+def distribute(local: list[Sequence], budget: int, replica: int) -> list[list[Sequence]]:
+    """Exchange sequences so that each rank holds the micro-batches that the common plan gives its replica.
 
-    The result depends on the sequences and the number of ranks, not on which rank sampled what. A draw's sequences
-    meet on the rank that has its first one, where they are sorted; from there they go where the plan wants them.
+    `replica`: of the copies of the model, the one that this rank is part of; its ranks all get the same. The result
+    depends on the sequences and the number of replicas, not on which rank sampled what. A draw's sequences meet on the
+    rank that has its first one, where they are sorted; from there they go where the plan wants them.
     """
     world_size = dist.get_world_size()
+    replicas = gather_objects(replica)
     owned = gather_objects([sequence.key for sequence in local])
     home = {draw: rank for (draw, _), rank in sorted((key, r) for r, keys in enumerate(owned) for key in keys)[::-1]}
     gathered = exchange([[s for s in local if home[s.key[0]] == rank] for rank in range(world_size)])
@@ -92,11 +94,11 @@ def distribute(local: list[Sequence], budget: int) -> list[list[Sequence]]:
     for sequence in sorted(gathered, key=lambda s: s.key):
         draws[sequence.key[0]].append(sequence)
     trees = [tree for part in gather_objects([branches_of(draw) for draw in draws.values()]) for tree in part]
-    plan = plan_microbatches(sorted(trees, key=lambda tree: min(b.key for b in tree)), budget, world_size)
+    plan = plan_microbatches(sorted(trees, key=lambda tree: min(b.key for b in tree)), budget, len(set(replicas)))
     by_key = {sequence.key: sequence for sequence in gathered}
-    arrived = exchange([[by_key[k] for members in rank for k in members if k in by_key] for rank in plan])
+    arrived = exchange([[by_key[k] for members in plan[each] for k in members if k in by_key] for each in replicas])
     by_key = {sequence.key: sequence for sequence in arrived}
-    return [[by_key[key] for key in members] for members in plan[dist.get_rank()]]
+    return [[by_key[key] for key in members] for members in plan[replica]]
 
 
 def split(sequences: list[Sequence], budget: int) -> list[list[Sequence]]:

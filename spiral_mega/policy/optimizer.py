@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -35,13 +36,17 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
             state[name] = state[name].to(device)
 
 
+def schedule_factor(config: OptimizerConfig, total_updates: int, update: int) -> float:
+    """What the learning rate is multiplied by at `update`, counted from 0.
+
+    Linear warm-up over `warmup_steps` updates, then constant, or linear or cosine decay to 0 at the end.
+    """
+    warm = min(1.0, (update + 1) / (config.warmup_steps + 1))
+    left = 1.0 - min(1.0, max(0, update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
+    decay = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}
+    return warm * decay[config.schedule]
+
+
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:
-    """Linear warm-up over `warmup_steps` updates, then constant, or linear or cosine decay to 0 at the end."""
-
-    def factor(update: int) -> float:
-        warm = min(1.0, (update + 1) / (config.warmup_steps + 1))
-        left = 1.0 - min(1.0, max(0, update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
-        decay = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}
-        return warm * decay[config.schedule]
-
-    return LambdaLR(optimizer, factor)
+    """`schedule_factor` applied to `optimizer`."""
+    return LambdaLR(optimizer, partial(schedule_factor, config, total_updates))

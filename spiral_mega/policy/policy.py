@@ -14,8 +14,10 @@ from spiral_mega.packing.sequences import Sequence
 class Policy(Protocol):
     """A model that is trained on weighted sequences and gives away its weights."""
 
+    replica: int  # the ranks that hold one copy of the model between them have the same number, from 0
+
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
-        """One optimizer step on this rank's micro-batches (every rank has as many). Metrics, equal on all ranks."""
+        """One optimizer step on this replica's micro-batches (every one has as many). Metrics, equal on all ranks."""
 
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
         """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective.

@@ -16,7 +16,7 @@ def distribute_all(runtime: Runtime, arguments: list[tuple[list[Sequence], int, 
         owners = [rng.randrange(runtime.world_size) if seed else 0 for _ in sequences]
         mine = [sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == runtime.rank]
         rng.shuffle(mine)
-        results.append(distribute(mine, budget))
+        results.append(distribute(mine, budget, runtime.rank))
     return results
 
 

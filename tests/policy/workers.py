@@ -44,7 +44,7 @@ def gradients(
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign, assignment]
     results = {}
     for name, (sequences, budget, seed) in splits.items():
-        metrics = policy.update(distribute(_owned(runtime, sequences, seed), budget))
+        metrics = policy.update(distribute(_owned(runtime, sequences, seed), budget, policy.replica))
         results[name] = {"metrics": metrics, "gradients": dict(taken)}
     return results | {"dtypes": {p.dtype for p in policy.model.parameters()}}
 
@@ -70,7 +70,7 @@ def updates(
     after, metrics, optimizer_kept = [], [], []
     for index, batch in enumerate(batches):
         before = _optimizer_tensors(policy)
-        metrics.append(policy.update(distribute(_owned(runtime, batch, index), 40)))
+        metrics.append(policy.update(distribute(_owned(runtime, batch, index), 40, policy.replica)))
         optimizer_kept.append(_same(before, _optimizer_tensors(policy)))
         after.append(_trained(policy))
     if export is not None:
@@ -137,7 +137,7 @@ def build_error(runtime: Runtime, model: Path, sections: Sections) -> str:
 def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[Sequence]]) -> dict[str, list[Any]]:
     metrics, after = [], []
     for index, batch in enumerate(batches):
-        metrics.append(policy.update(distribute(_owned(runtime, batch, index), 60)))
+        metrics.append(policy.update(distribute(_owned(runtime, batch, index), 60, policy.replica)))
         after.append(_trained(policy))
     return {"metrics": metrics, "after": after}
 

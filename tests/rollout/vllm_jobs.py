@@ -63,7 +63,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     results["errors"], results["moved"] = [], []
     for update in range(UPDATES):
         sync.release()
-        policy.update(distribute(training_sequences(samples, update, runtime, engine), 128))
+        policy.update(distribute(training_sequences(samples, update, runtime, engine), 128, policy.replica))
         results["gaps"].append(sync()["sampler/canary_gap"])
         moved = sample(engine, requests())
         results["errors"].append(largest_error(policy, moved, runtime))
@@ -147,7 +147,7 @@ def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample]
     """What a sync says that brings nothing, and one that brings all but the head's part; then a good one."""
     name = "load_adapter" if sync.adapter else "load_weights"
     load, told = getattr(engine, name), {}
-    policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128))
+    policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128, policy.replica))
     partial = lambda weights: load((n, torch.zeros_like(w) if "lm_head" in n else w) for n, w in weights)  # noqa: E731
     for kind, broken in (("stale", list), ("partial", partial)):
         setattr(engine, name, broken)
@@ -190,7 +190,7 @@ def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runti
         spy(policy.optimizer, "step", "optimizer"),
     ):
         sync.release()
-        policy.update(distribute(training_sequences(samples, 4, runtime, engine), 128))
+        policy.update(distribute(training_sequences(samples, 4, runtime, engine), 128, policy.replica))
         sync()
     sync.runtime = plain_runtime
     return calls

@@ -13,11 +13,22 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
-Family = Literal["qwen3", "llama"]
+Family = Literal["qwen3", "llama", "qwen2", "qwen3_moe"]
+CLASSES: dict[Family, tuple[type[Any], type[Any]]] = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
 VOCAB = 101  # odd, so that no number of ranks divides it
@@ -65,13 +76,12 @@ def tiny_model(family: Family, *, tied: bool, seed: int = 0, **config: Any) -> P
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if family == "qwen3":
-            model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**(shape | config)))
-        else:
-            model = LlamaForCausalLM(LlamaConfig(**(shape | config)))
+        config_class, model_class = CLASSES[family]
+        experts = EXPERTS if family == "qwen3_moe" else {}
+        model: PreTrainedModel = model_class(config_class(**(shape | experts | config)))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith("norm.weight"):
+                if name.endswith(("norm.weight", "_proj.bias")):
                     parameter += 0.2 * torch.randn_like(parameter)
     return model.eval()
 

@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from spiral_mega.config import LoraConfig, ModelConfig, PolicyConfig
 from spiral_mega.distributed import gather_objects
@@ -18,25 +18,10 @@ from spiral_mega.errors import UserError
 from spiral_mega.packing.attention import check_model
 from spiral_mega.policy.fsdp.head import LogitForm, read_logit_form, register_logprobs
 from spiral_mega.policy.lora import add_lora
+from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
-
-
-def read_model_config(path: str) -> PretrainedConfig:
-    """The model's own config, with every dropout off: a policy gradient needs the sampler's distribution."""
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except Exception as error:  # a config of the wrong form fails in many ways
-        raise UserError(
-            f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a model on the hub "
-            f"({error})"
-        ) from error
-    for name, value in list(vars(config).items()):
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value:
-            log.info("%s of %s is %s; trained with 0", name, path, value)
-            setattr(config, name, 0.0)
-    return config
 
 
 def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtime, seed: int) -> Any:

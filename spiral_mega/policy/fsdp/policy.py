@@ -36,7 +36,7 @@ class FsdpPolicy:
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         self.config = config
-        self.device = runtime.device
+        self.device, self.replica = runtime.device, runtime.rank
         self.rows = runtime.rows()
         self.model = build_model(config.model, config.policy, runtime, config.run.seed)
         self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)

@@ -1,0 +1,142 @@
+"""A stage of the model, from embedding to log-probs, that takes token trees."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from transformers import AutoModelForCausalLM
+
+from spiral_mega.config import Config
+from spiral_mega.distributed import gather_objects
+from spiral_mega.errors import UserError
+from spiral_mega.kernels import linear_logprob
+from spiral_mega.kernels.logits import LinearLogprob
+from spiral_mega.packing.batch import TreeBatch
+from spiral_mega.packing.layout import TreeLayout
+from spiral_mega.policy.megatron.config import transformer_config
+from spiral_mega.policy.megatron.layout import Layout
+from spiral_mega.policy.megatron.modules import TreeParams, decoder_spec
+from spiral_mega.policy.megatron.weights import CheckpointReader, WeightMap
+from spiral_mega.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+
+class TreeGPTModel(GPTModel):  # type: ignore[misc]
+    """megatron-core's GPTModel, of which the forward pass is this one: trees in, log-probs out."""
+
+    rotary: torch.nn.Module  # transformers' own, so that every scaling of the frequencies is the checkpoint's
+    layout: Layout
+    real_vocab_size: int
+
+    def forward(self, batch: TreeBatch, temperature: float) -> torch.Tensor | LinearLogprob:
+        """Of the last stage: log-probs and entropies [U] of the batch's distinct response tokens under
+        softmax(logits / temperature), the same on all tensor-parallel ranks. Of others: hidden states [T, 1, H] (of
+        this rank's rows, under sequence parallelism), which the schedule hands on."""
+        # The rotation is computed in float32 and rounded, as transformers does.
+        cos, sin = self.rotary(torch.empty(0, dtype=self.config.params_dtype), batch.position_ids)
+        hidden = self.decoder(
+            hidden_states=self.embedding(batch.input_ids, batch.position_ids) if self.pre_process else None,
+            attention_mask=None,
+            packed_seq_params=TreeParams(batch.layout, cos[0], sin[0]),
+        )
+        if not self.post_process:
+            return hidden
+        if self.config.sequence_parallel:
+            # The head gives every rank the whole gradient, so each keeps its own rows of it: nothing to sum.
+            hidden = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=False, group=self.layout.tensor_group
+            )
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        weight = self.output_layer.weight if weight is None else weight
+        return linear_logprob(
+            hidden[:, 0][batch.rows],
+            weight,
+            batch.targets,
+            temperature=temperature,
+            vocab_parallel_group=self.layout.tensor_group,
+            vocab_size=self.real_vocab_size,
+        )
+
+
+def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime) -> tuple[TreeGPTModel, WeightMap]:
+    """This rank's part of the model of `config`, with the weights of its checkpoint."""
+    megatron_config = transformer_config(hf_config, config)
+    attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
+    with init_empty_weights(include_buffers=False):
+        twin = AutoModelForCausalLM.from_config(hf_config)
+    vocabulary = hf_config.vocab_size
+    model = TreeGPTModel(
+        megatron_config,
+        decoder_spec(megatron_config, attention),
+        vocab_size=-(-vocabulary // layout.tensor_size) * layout.tensor_size,
+        max_sequence_length=hf_config.max_position_embeddings,
+        pre_process=layout.first_stage,
+        post_process=layout.last_stage,
+        share_embeddings_and_output_weights=bool(hf_config.tie_word_embeddings),
+        position_embedding_type="none",
+    )
+    model.rotary = twin.model.rotary_emb.to(runtime.device)
+    model.layout, model.real_vocab_size = layout, vocabulary
+    model.to(runtime.device)
+    return model, _load(config.model.path, model, hf_config, layout)
+
+
+def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> WeightMap:
+    """Every rank reads its own parts. What fails on one fails on all, so that none waits for it."""
+    problem, reader = "", None
+    try:
+        reader = CheckpointReader(path)
+    except Exception as error:  # files of the wrong form fail in many ways
+        problem = f"{type(error).__name__}: {error}"
+    _raise_together(path, problem)
+    assert reader is not None
+    weights = None
+    try:
+        weights = WeightMap(model, hf_config, reader.shape, layout)
+    except ValueError as error:  # on every rank: the tables and the files are the same everywhere
+        problem = str(error)
+    _raise_together(path, problem)
+    assert weights is not None
+    try:
+        weights.load(reader)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    reader.close()
+    _raise_together(path, problem)
+    return weights
+
+
+def _raise_together(path: str, problem: str) -> None:
+    if found := [each for each in gather_objects(problem) if each]:
+        raise UserError(
+            f"the weights at model.path {path!r} do not load ({found[0]}): copy the model again, or name another"
+        )
+
+
+def pad_rows(batch: TreeBatch, multiple: int) -> TreeBatch:
+    """With rows of no loss after the last, as a path of their own, so that `multiple` divides their number: sequence
+    parallelism gives every rank as many."""
+    length = batch.input_ids.shape[1]
+    if not (more := -length % multiple):
+        return batch
+    depth, subtree_end = batch.layout.depth, batch.layout.subtree_end
+    path = np.arange(more, dtype=depth.dtype)
+    zeros = batch.input_ids.new_zeros(1, more)
+    return replace(
+        batch,
+        input_ids=torch.cat([batch.input_ids, zeros], dim=1),
+        position_ids=torch.cat([batch.position_ids, torch.from_numpy(path)[None].to(zeros)], dim=1),
+        layout=TreeLayout(
+            np.concatenate([depth, path]),
+            np.concatenate([subtree_end, np.full(more, length + more, dtype=subtree_end.dtype)]),
+            batch.layout.device,
+        ),
+    )

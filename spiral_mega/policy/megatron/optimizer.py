@@ -1,0 +1,89 @@
+"""megatron-core's distributed AdamW: its settings, and one parameter's share of it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
+from torch import nn
+
+from spiral_mega.config import OptimizerConfig
+from spiral_mega.policy.megatron.model import TreeGPTModel
+from spiral_mega.policy.optimizer import schedule_factor
+
+Kept = Literal["param", "grad", "exp_avg", "exp_avg_sq"]
+
+
+def wrap(model: TreeGPTModel) -> DistributedDataParallel:
+    """`model` with flat buffers whose gradients are summed over replicas, not averaged (calculate_per_token_loss)."""
+    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    return DistributedDataParallel(model.config, settings, model)
+
+
+class DistributedAdamW:
+    """AdamW whose state is cut over the replicas; vectors (norms, biases) are never decayed."""
+
+    def __init__(self, model: DistributedDataParallel, config: OptimizerConfig, total_updates: int) -> None:
+        self.config, self.total_updates, self.updates = config, total_updates, 0
+        settings = MegatronOptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            min_lr=0.0,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.betas[0],
+            adam_beta2=config.betas[1],
+            adam_eps=config.eps,
+            clip_grad=config.max_grad_norm,
+            bf16=model.config.bf16,
+            params_dtype=model.config.params_dtype,
+            use_distributed_optimizer=True,
+        )
+        self.inner = get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+
+    @property
+    def lr(self) -> float:
+        return self.config.lr * schedule_factor(self.config, self.total_updates, self.updates)
+
+    def norm(self) -> float:
+        """Of the whole gradient, which is made ready for `step`; not finite when some gradient is not. Collective."""
+        self.inner.prepare_grads()
+        return float(self.inner.get_grad_norm())
+
+    def step(self, norm: float) -> None:
+        """Clip the gradient, of norm `norm`, and update; collective."""
+        for group in self.inner.param_groups:  # megatron-core leaves both to a scheduler of its own
+            group["lr"] = self.lr
+            group["weight_decay"] = self.config.weight_decay * group["wd_mult"]
+        scale = self.config.max_grad_norm / (norm + 1e-6)
+        if scale < 1.0:
+            for group in self.inner.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(scale)
+        self.inner.step_with_ready_grads()
+
+    def whole(self, parameter: nn.Parameter, kept: Kept) -> torch.Tensor:
+        """What the replicas keep of `parameter` (its values: those in float32), put together; collective over them."""
+        optimizer, main, start, stop = self._share(parameter)
+        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+        if main is not None:
+            values = {"param": main, "grad": main.grad}.get(kept)
+            values = optimizer.optimizer.state[main].get(kept) if values is None else values
+            if values is not None:
+                whole[start:stop] = values.flatten()
+        dist.all_reduce(whole, group=optimizer.data_parallel_group)
+        return whole.view_as(parameter)
+
+    def _share(self, parameter: nn.Parameter) -> tuple[Any, nn.Parameter | None, int, int]:
+        """The optimizer that has `parameter`, and what this rank has of it: a flat share [start, stop), or None."""
+        dense, *experts = self.inner.chained_optimizers
+        optimizer = dense if getattr(parameter, "allreduce", True) else experts[0]
+        if parameter not in optimizer.model_param_group_index_map:
+            return optimizer, None, 0, 0
+        group, index = optimizer.model_param_group_index_map[parameter]
+        share = optimizer._get_model_param_range_map(parameter)["param"]
+        return optimizer, optimizer.optimizer.param_groups[group]["params"][index], share.start, share.end

@@ -1,0 +1,141 @@
+"""The policy on megatron-core: forward and backward by its schedules, one step of its distributed optimizer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.checkpoint.export import save_pretrained
+from spiral_mega.config import Config
+from spiral_mega.kernels.logits import LinearLogprob
+from spiral_mega.packing.batch import TreeBatch, pack
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy.loss import Totals, weighted_loss
+from spiral_mega.policy.megatron.layout import start_layout
+from spiral_mega.policy.megatron.model import build_model, pad_rows
+from spiral_mega.policy.megatron.optimizer import DistributedAdamW, wrap
+from spiral_mega.policy.model_config import read_model_config
+from spiral_mega.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+
+class MegatronPolicy:
+    """See spiral_mega.policy.policy.Policy. Log-probs are taken at the temperature that the sampler used."""
+
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        self.config, self.device = config, runtime.device
+        hf_config = read_model_config(config.model.path)
+        self.layout = start_layout(config.policy.megatron, config.run.seed)
+        self.replica = self.layout.replica
+        model, self.shards = build_model(config, hf_config, self.layout, runtime)
+        self.model = wrap(model).train()
+        # Weights of the sequences hold the global denominators, so gradients are sums: no count to divide them by.
+        model.config.finalize_model_grads_func = _finalize
+        self.loss_fn = make_loss(config.algorithm)
+        updates = config.run.steps * config.batch.minibatches
+        self.optimizer = DistributedAdamW(self.model, config.optimizer, updates)
+
+    def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
+        totals = Totals()
+        self.model.zero_grad_buffer()
+        self.optimizer.inner.zero_grad()
+        self._run([self._pack(each) for each in microbatches], partial(self._loss, totals), forward_only=False)
+        norm, lr = self.optimizer.norm(), self.optimizer.lr
+        skipped = not math.isfinite(norm)
+        if skipped:
+            log.warning("the gradient's norm is %s: this update is skipped", norm)
+        else:
+            self.optimizer.step(norm)
+        self.optimizer.updates += 1
+        return {
+            **(totals if self.layout.speaks else Totals()).reduce(),
+            "optim/grad_norm": norm,
+            "optim/lr": lr,
+            "optim/skipped": float(skipped),
+            "optim/microbatches": float(len(microbatches)),
+        }
+
+    @torch.no_grad()
+    def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
+        # The ranks of a replica compute one batch together: that of the sequences of all.
+        every: list[list[Sequence]] = [[] for _ in range(dist.get_world_size(self.layout.replica_group))]
+        dist.all_gather_object(every, sequences, group=self.layout.replica_group)
+        counts = [sum(len(s.response_ids) for s in each) for each in every]
+        found = torch.zeros(sum(counts), device=self.device)
+
+        def keep(batch: TreeBatch, output: LinearLogprob) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+            found.copy_(output.logprob[batch.reads])
+            return found.sum(), torch.tensor(0, dtype=torch.int), {}
+
+        self._run([self._pack([s for each in every for s in each])], keep, forward_only=True)
+        if not self.layout.speaks:
+            found.zero_()
+        dist.all_reduce(found, group=self.layout.replica_group)
+        return torch.split(found, counts)[dist.get_rank(self.layout.replica_group)]
+
+    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        limit = int(self.config.rollout.sync_bucket_mb * 2**20)
+        return self.shards.stream(lambda p: p.detach(), dtype or self.model.config.params_dtype, limit)
+
+    def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        raise NotImplementedError("the configuration refuses adapters")
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_pretrained(self.weights(), self.config.model, folder)
+
+    def _pack(self, sequences: list[Sequence]) -> TreeBatch:
+        batch = pack(sequences)
+        if self.model.config.sequence_parallel:
+            batch = pad_rows(batch, self.layout.tensor_size)
+        return batch.to(self.device)
+
+    def _run(self, batches: list[TreeBatch], of_output: Any, *, forward_only: bool) -> None:
+        """Through the schedule: forward, and unless `forward_only` backward; `of_output(batch, output)` on the last
+        stage gives the loss."""
+
+        def step(data: Iterator[TreeBatch], model: Any) -> tuple[Any, Any]:
+            batch = next(data)
+            return model(batch, self.config.rollout.temperature), partial(of_output, batch)
+
+        get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iter(batches),
+            model=[self.model],
+            num_microbatches=len(batches),
+            seq_length=1,  # unused: stages tell each other the shapes (variable_seq_lengths)
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def _loss(
+        self, totals: Totals, batch: TreeBatch, output: LinearLogprob
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """The micro-batch's loss, and as megatron-core wants them a count of tokens, which nothing uses, and no report.
+
+        Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
+        """
+        assert output.entropy is not None
+        logprobs, entropy = output.logprob[batch.reads], output.entropy[batch.reads].detach()
+        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals)
+        return loss, torch.tensor(0, dtype=torch.int), {}
+
+
+def _finalize(chunks: list[Any], _tokens: torch.Tensor, **groups: Any) -> None:
+    finalize_model_grads(chunks, None, **groups)

@@ -1,0 +1,120 @@
+"""The models, layouts and sequences of the Megatron policy's tests, and how they reach the ranks."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from spiral_mega.packing.sequences import Sequence
+from tests.policy.cases import OPTIMIZER, STEPS
+from tests.policy.reference import gradients_of, load_model, make_sequences
+from tests.support.ranks import run_ranks
+from tests.support.tiny_models import save_tiny_model
+
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 tied": ("qwen3", {"tied": True}),
+    "qwen3": ("qwen3", {"tied": False}),
+    "llama": ("llama", {"tied": False, "rope_parameters": LLAMA3}),
+    "qwen2 tied": ("qwen2", {"tied": True}),
+    "experts": ("qwen3_moe", {"tied": False}),
+    "some experts": ("qwen3_moe", {"tied": False, "mlp_only_layers": [0], "norm_topk_prob": False}),
+}
+# Name: ranks, model, policy.megatron.
+GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "TP2": (2, "qwen3", {"tensor_parallel": 2, "sequence_parallel": False}),
+    "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
+    "TP2+SP, biases": (2, "qwen2 tied", {"tensor_parallel": 2}),
+    "PP2": (2, "llama", {"pipeline_parallel": 2}),
+    "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
+    "DP2": (2, "qwen3 tied", {}),
+    "EP2": (2, "experts", {"expert_parallel": 2}),
+    "EP2 x TP2": (2, "some experts", {"expert_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, qwen3": (4, "qwen3 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
+    "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "tensor_parallel": 2}),
+}
+UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
+    "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
+    "DP2": (2, "qwen3", {}),
+    "EP2": (2, "experts", {"expert_parallel": 2}),
+    "DP2 x TP2+SP": (4, "qwen3", {"tensor_parallel": 2}),
+}
+SPLITS = {"one budget for all": (4096, 0), "many micro-batches": (30, 1)}
+
+
+@dataclass(eq=False)
+class Lab:
+    """Models and sequences in `folder`, and what the ranks made of them: `results[world_size][rank][case]`."""
+
+    folder: Path
+    results: dict[int, list[dict[str, Any]]] = field(default_factory=dict, repr=False)
+
+    def of(self, kind: str, name: str) -> list[dict[str, Any]]:
+        """What each rank made of the case of that kind and name."""
+        ranks = {"gradients": GRADIENTS, "updates": UPDATES}[kind][name][0]
+        return [rank[f"{kind}: {name}"] for rank in self.results[ranks]]
+
+    def model(self, name: str) -> Path:
+        path = self.folder / name.replace(" ", "-")
+        if not path.exists():
+            family, config = MODELS[name]
+            save_tiny_model(path, family, **HEADS, **config)  # type: ignore[arg-type]
+        return path
+
+    @cache  # noqa: B019 (one lab a session)
+    def sequences(self, model: str) -> list[Sequence]:
+        """Ragged sequences in trees, whose gradient has 0.25 as its largest entry, so that 1e-6 means something."""
+        raw = make_sequences(self.model(model), 13, seed=1)
+        _, gradients = gradients_of(load_model(self.model(model)), raw)
+        scale = 0.25 / max(float(g.abs().max()) for g in gradients.values())
+        return [replace(sequence, weight=scale * sequence.weight) for sequence in raw]
+
+    @cache  # noqa: B019
+    def batches(self, model: str) -> list[list[Sequence]]:
+        return [make_sequences(self.model(model), 9, seed=10 + i) for i in range(3)]
+
+    def poisoned(self, model: str) -> list[list[Sequence]]:
+        """Three batches; one sequence of the second has no finite gradient."""
+        first, (spoilt, *others), last = self.batches(model)
+        return [first, [*others, replace(spoilt, advantage=float("inf"))], last]
+
+    def run(self, world_size: int) -> None:
+        """Launch that many ranks on every case for so many."""
+        cases: dict[str, tuple[str, dict[str, Any]]] = {}
+        for name, (ranks, model, layout) in GRADIENTS.items():
+            trees = self.sequences(model)
+            flat = [replace(sequence, key=(i, 0)) for i, sequence in enumerate(trees)]
+            splits = {split: (trees, *how) for split, how in SPLITS.items()}
+            splits |= {"without trees": (flat, 100, 2), "fewer than ranks": (trees[:1], 64, 0)}
+            if ranks == world_size:
+                arguments = {"model": self.model(model), "sections": sections(layout), "splits": splits}
+                cases[f"gradients: {name}"] = "gradients", arguments
+        for name, (ranks, model, layout) in UPDATES.items():
+            if ranks == world_size:
+                common = {"model": self.model(model), "sections": training_sections(layout)}
+                batches = {"clean": self.batches(model), "poisoned": self.poisoned(model)}
+                cases[f"updates: {name}"] = "updates", common | {"batches": batches, "fsdp": model == "qwen3 tied"}
+        self.results[world_size] = run_ranks(world_size, "tests.policy_megatron.workers:run_cases", cases)
+
+
+def sections(layout: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        "policy": {"backend": "megatron", "megatron": layout},
+        "optimizer": {"max_grad_norm": float("inf")},
+    }
+
+
+def training_sections(layout: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return sections(layout) | {"run": {"steps": STEPS}, "optimizer": OPTIMIZER}
