@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
+from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.decoding import ATTENTION, growing_cache
@@ -117,7 +118,8 @@ class TransformersEngine:
         return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        targets = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters = ((name, each.detach()) for name, each in self.model.named_parameters(remove_duplicate=False))
+        targets = dict(checkpoint_tensors(self.model.config.model_type, parameters))
         shapes = {name: target.shape for name, target in targets.items()}
         self._half_loaded = True
         with torch.no_grad():

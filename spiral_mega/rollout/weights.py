@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from spiral_mega.checkpoint.names import checkpoint_tensors
+
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -26,8 +28,8 @@ def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Itera
 
 
 def weight_shapes(path: str) -> dict[str, torch.Size]:
-    """The shape of every tensor of the model at `path` by Hugging Face name, the head's also where it is tied."""
-    return {name: parameter.shape for name, parameter in meta_model(path).named_parameters(remove_duplicate=False)}
+    """The shape of every tensor in a checkpoint of the model at `path`, the head's also where it is tied."""
+    return {name: tensor.shape for name, tensor in _tensors(meta_model(path))}
 
 
 def meta_model(path: str) -> Any:
@@ -39,5 +41,9 @@ def meta_model(path: str) -> Any:
 def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Whole tensors of the model at `path` by Hugging Face name, a tied head as a tensor of its own."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield name, parameter.detach()
+    yield from _tensors(model)
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    parameters = ((name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False))
+    return checkpoint_tensors(model.config.model_type, parameters)

@@ -51,6 +51,22 @@ UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "EP2": (2, "experts", {"expert_parallel": 2}),
     "DP2 x TP2+SP": (4, "qwen3", {"tensor_parallel": 2}),
 }
+# Checkpoints written in the first layout, on 2 ranks, which each of the others goes on from: ranks, policy.megatron.
+RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
+    "TP2+SP": (
+        "qwen3 tied",
+        [(2, {"tensor_parallel": 2}), (2, {"pipeline_parallel": 2}), (4, {"tensor_parallel": 2})],
+    ),
+    "PP2, tied": (
+        "qwen2 tied",
+        [(2, {"pipeline_parallel": 2}), (2, {"tensor_parallel": 2}), (2, {})],
+    ),
+    "EP2 x TP2": (
+        "experts",
+        [(2, {"expert_parallel": 2, "tensor_parallel": 2}), (2, {"pipeline_parallel": 2}), (4, {"expert_parallel": 4})],
+    ),
+}
+OTHERS = [(name, i) for name, (_, layouts) in RESUMES.items() for i in range(len(layouts) - 1)]
 SPLITS = {"one budget for all": (4096, 0), "many micro-batches": (30, 1)}
 
 
@@ -106,6 +122,14 @@ class Lab:
                 common = {"model": self.model(model), "sections": training_sections(layout)}
                 batches = {"clean": self.batches(model), "poisoned": self.poisoned(model)}
                 cases[f"updates: {name}"] = "updates", common | {"batches": batches, "fsdp": model == "qwen3 tied"}
+        for name, (model, (first, *others)) in RESUMES.items():
+            saved = {"model": self.model(model), "batches": self.batches(model), "folder": self.folder / "saved" / name}
+            if first[0] == world_size:
+                cases[f"interrupted: {name}"] = "interrupted", saved | {"sections": training_sections(first[1])}
+            for i, (ranks, layout) in enumerate(others):
+                if ranks == world_size:
+                    rest = {"sections": training_sections(layout), "batches": self.batches(model)[1:]}
+                    cases[f"resumed: {name} {i}"] = "resumed", saved | rest
         self.results[world_size] = run_ranks(world_size, "tests.policy_megatron.workers:run_cases", cases)
 
 

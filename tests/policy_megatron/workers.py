@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.runtime import Runtime
@@ -72,3 +73,27 @@ def _train(policy: Policy, runtime: Runtime, batches: list[list[Sequence]]) -> l
 
 def _streamed(policy: Policy) -> Tensors:
     return {name: tensor.clone() for name, tensor in policy.weights()}
+
+
+def interrupted(
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+) -> dict[str, Any]:
+    """Train through all of `batches`, saving after the first; then again from what was saved."""
+    checkpoints = CheckpointManager(folder, keep_last=5)
+    policy = MegatronPolicy(make_config(model, **sections), runtime)
+    first = _train(policy, runtime, batches[:1])
+    checkpoints.save(1, {"policy": policy.state_dict()}, {})
+    rest = _train(policy, runtime, batches[1:])
+    checkpoints.wait()
+    return {"whole": first + rest, "resumed": resumed(runtime, model, sections, batches[1:], folder)}
+
+
+def resumed(
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+) -> list[dict[str, Any]]:
+    """Train on `batches` from the checkpoint after the first, with a policy that has been led astray before."""
+    policy = MegatronPolicy(make_config(model, **sections), runtime)
+    _train(policy, runtime, batches[:1])
+    state = CheckpointManager(folder, keep_last=5).load(1, {"policy": policy.state_dict()})
+    policy.load_state_dict(state["policy"])
+    return _train(policy, runtime, batches)

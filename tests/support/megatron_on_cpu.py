@@ -14,15 +14,21 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch.utils._device import _device_constructors
 
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 LIKE = ("empty_like", "full_like", "ones_like", "zeros_like")
+
+
+class Idle(MagicMock):
+    """A stream or event: everything is done by the time that it is asked."""
 
 
 def install() -> None:
     """Once a process, before megatron.core is imported."""
     if getattr(torch.cuda, "stands_for_cpu", False) or torch.cuda.is_available():
         return
+    _device_constructors()  # cached: `with torch.device(...)` must go on to know the functions below by what they were
     for name in (*FACTORIES, *LIKE):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
@@ -35,7 +41,7 @@ def install() -> None:
     cuda._lazy_call = lambda call, *_, **__: call()
     cuda.default_generators = [torch.default_generator]
     cuda.synchronize = cuda.empty_cache = lambda *_, **__: None
-    cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = lambda *_, **__: MagicMock()
+    cuda.Stream = cuda.Event = cuda.current_stream = cuda.default_stream = Idle
     cuda.stream = lambda *_: nullcontext()
     cuda.get_device_capability = lambda *_: (8, 0)
     cuda.stands_for_cpu = True

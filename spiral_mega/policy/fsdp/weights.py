@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.heartbeat import beat
 from spiral_mega.policy.lora import ADAPTER
 from spiral_mega.rows import Rows, own_rows
@@ -39,7 +40,8 @@ def full_weights(
     At most `bucket_bytes` are gathered at once, or one tensor if that is larger. A tied head comes as a tensor of its
     own, if it has an adapter. Collective: every rank must iterate to the end.
     """
-    return _stream(_entries(model, merge), rows, bucket_bytes, dtype)
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    return checkpoint_tensors(base.config.model_type, _stream(_entries(model, merge), rows, bucket_bytes, dtype))
 
 
 def adapter_weights(model: PeftModel, rows: Rows, *, bucket_bytes: int) -> Iterator[tuple[str, torch.Tensor]]:

@@ -126,6 +126,10 @@ class Part(NamedTuple):
     start: int
     stop: int
 
+    def rows(self, shape: Sequence[int]) -> int:
+        """How many rows the part has of a tensor of that shape."""
+        return self.stop - self.start if self.dim == 0 else shape[0]
+
 
 def part_of(entry: Entry, shape: Sequence[int], rank: int, size: int) -> Part:
     """What rank `rank` of `size` has of one of `theirs`, whose shape is `shape`. Of a vocabulary that `size` does not
@@ -136,16 +140,27 @@ def part_of(entry: Entry, shape: Sequence[int], rank: int, size: int) -> Part:
     return Part(entry.dim, min(rank * step, shape[entry.dim]), min((rank + 1) * step, shape[entry.dim]))
 
 
-def fuse(entry: Entry, parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
-    """A rank's parameter from its parts of `theirs`; `groups`: how many groups of heads it has."""
-    if entry.fusion == "grouped":
-        return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
-    return torch.cat(list(parts))
+class Block(NamedTuple):
+    """Rows [start, start + rows) of the part numbered `part`, which follow one another in the parameter too."""
+
+    part: int
+    start: int
+    rows: int
 
 
-def unfuse(entry: Entry, parameter: torch.Tensor, rows: Sequence[int], groups: int) -> list[torch.Tensor]:
-    """The reverse of `fuse`; `rows`: how many each part has. What a padded vocabulary has beyond them is left out."""
-    if entry.fusion == "grouped":
-        grouped = parameter.reshape(groups, -1, *parameter.shape[1:])
-        return [part.flatten(0, 1) for part in torch.split(grouped, [n // groups for n in rows], dim=1)]
-    return list(torch.split(parameter[: sum(rows)], list(rows)))
+def blocks_of(entry: Entry, rows: Sequence[int], groups: int) -> list[Block]:
+    """The rows of a rank's parameter in order; `rows`: of each of its parts, `groups`: how many groups of heads."""
+    if entry.fusion != "grouped":
+        return [Block(i, 0, n) for i, n in enumerate(rows)]
+    return [Block(i, g * (n // groups), n // groups) for g in range(groups) for i, n in enumerate(rows)]
+
+
+def fuse(parts: Sequence[torch.Tensor], blocks: Sequence[Block]) -> torch.Tensor:
+    """A rank's parameter from its parts."""
+    return torch.cat([parts[i][start : start + rows] for i, start, rows in blocks])
+
+
+def unfuse(parameter: torch.Tensor, blocks: Sequence[Block], part: int) -> torch.Tensor:
+    """The part numbered `part` out of a rank's parameter. What a padded vocabulary has after it is left out."""
+    rows = torch.split(parameter[: sum(block.rows for block in blocks)], [block.rows for block in blocks])
+    return torch.cat([each for each, block in zip(rows, blocks, strict=True) if block.part == part])

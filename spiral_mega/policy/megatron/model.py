@@ -23,7 +23,7 @@ from spiral_mega.packing.layout import TreeLayout
 from spiral_mega.policy.megatron.config import transformer_config
 from spiral_mega.policy.megatron.layout import Layout
 from spiral_mega.policy.megatron.modules import TreeParams, decoder_spec
-from spiral_mega.policy.megatron.weights import CheckpointReader, WeightMap
+from spiral_mega.policy.megatron.weights import CheckpointReader, ShardMap
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
         )
 
 
-def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime) -> tuple[TreeGPTModel, WeightMap]:
+def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime) -> tuple[TreeGPTModel, ShardMap]:
     """This rank's part of the model of `config`, with the weights of its checkpoint."""
     megatron_config = transformer_config(hf_config, config)
     attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
@@ -89,7 +89,7 @@ def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime
     return model, _load(config.model.path, model, hf_config, layout)
 
 
-def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> WeightMap:
+def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> ShardMap:
     """Every rank reads its own parts. What fails on one fails on all, so that none waits for it."""
     problem, reader = "", None
     try:
@@ -100,7 +100,7 @@ def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> Wei
     assert reader is not None
     weights = None
     try:
-        weights = WeightMap(model, hf_config, reader.shape, layout)
+        weights = ShardMap(model, hf_config, reader.shape, layout)
     except ValueError as error:  # on every rank: the tables and the files are the same everywhere
         problem = str(error)
     _raise_together(path, problem)

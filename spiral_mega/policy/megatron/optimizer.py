@@ -12,7 +12,10 @@ from megatron.core.optimizer import get_megatron_optimizer
 from torch import nn
 
 from spiral_mega.config import OptimizerConfig
+from spiral_mega.policy.megatron.families import Entry
 from spiral_mega.policy.megatron.model import TreeGPTModel
+from spiral_mega.policy.megatron.state import Pieces, Rectangle, cut_by_blocks, rectangles
+from spiral_mega.policy.megatron.weights import ShardMap
 from spiral_mega.policy.optimizer import schedule_factor
 
 Kept = Literal["param", "grad", "exp_avg", "exp_avg_sq"]
@@ -28,7 +31,8 @@ class DistributedAdamW:
     """AdamW whose state is cut over the replicas; vectors (norms, biases) are never decayed."""
 
     def __init__(self, model: DistributedDataParallel, config: OptimizerConfig, total_updates: int) -> None:
-        self.config, self.total_updates, self.updates = config, total_updates, 0
+        self.model, self.config, self.total_updates, self.updates = model, config, total_updates, 0
+        self._steps = 0  # updates that were not skipped
         settings = MegatronOptimizerConfig(
             optimizer="adam",
             lr=config.lr,
@@ -43,6 +47,7 @@ class DistributedAdamW:
             use_distributed_optimizer=True,
         )
         self.inner = get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+        self._fill_state()
 
     @property
     def lr(self) -> float:
@@ -65,6 +70,7 @@ class DistributedAdamW:
                     if parameter.grad is not None:
                         parameter.grad.mul_(scale)
         self.inner.step_with_ready_grads()
+        self._steps += 1
 
     def whole(self, parameter: nn.Parameter, kept: Kept) -> torch.Tensor:
         """What the replicas keep of `parameter` (its values: those in float32), put together; collective over them."""
@@ -78,6 +84,46 @@ class DistributedAdamW:
         dist.all_reduce(whole, group=optimizer.data_parallel_group)
         return whole.view_as(parameter)
 
+    def state_dict(self, shards: ShardMap) -> dict[str, Any]:
+        """Float32 weights and moments by Hugging Face name, what this rank has of them; see state.py."""
+        state: dict[str, dict[str, Pieces]] = {kept: {} for kept in ("param", "exp_avg", "exp_avg_sq")}
+        for entry, parameter in shards.owned:
+            optimizer, main, start, stop = self._share(parameter)
+            if main is None:
+                continue
+            blocks = shards.blocks(entry)
+            columns = parameter.shape[1] if parameter.dim() > 1 else 1
+            found = [each for whole in rectangles(start, stop, columns) for each in cut_by_blocks(whole, blocks)]
+            for kept, pieces in state.items():
+                values = (main if kept == "param" else optimizer.optimizer.state[main][kept]).detach().view(-1)
+                for i, name in enumerate(entry.theirs):
+                    mine = [_piece(shards, entry, i, each, values) for number, each in found if number == i]
+                    if mine:
+                        pieces[name] = Pieces(shards.shapes[name], mine, written=shards.is_first(entry, name))
+        return {**state, "updates": self.updates, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take on `state`, of which the weights and moments were filled in place; collective."""
+        self.updates, self._steps = state["updates"], state["steps"]
+        self._fill_state()
+        for optimizer in self.inner.chained_optimizers:
+            optimizer._copy_main_params_to_model_params()
+        self.model.start_param_sync(force_sync=True)
+
+    def _fill_state(self) -> None:
+        """Moments of zero where there are none yet, and the count of steps in every place that keeps it."""
+        for optimizer in self.inner.chained_optimizers:
+            torch_adam = isinstance(optimizer.optimizer, torch.optim.AdamW)
+            for group in optimizer.optimizer.param_groups:
+                if not torch_adam:  # the fused one of transformer-engine counts for all parameters at once
+                    group["step"] = self._steps
+                for parameter in group["params"]:
+                    state = optimizer.optimizer.state[parameter]
+                    for moment in ("exp_avg", "exp_avg_sq"):
+                        state.setdefault(moment, torch.zeros_like(parameter))
+                    if torch_adam:
+                        state["step"] = torch.tensor(float(self._steps))
+
     def _share(self, parameter: nn.Parameter) -> tuple[Any, nn.Parameter | None, int, int]:
         """The optimizer that has `parameter`, and what this rank has of it: a flat share [start, stop), or None."""
         dense, *experts = self.inner.chained_optimizers
@@ -87,3 +133,16 @@ class DistributedAdamW:
         group, index = optimizer.model_param_group_index_map[parameter]
         share = optimizer._get_model_param_range_map(parameter)["param"]
         return optimizer, optimizer.optimizer.param_groups[group]["params"][index], share.start, share.end
+
+
+def _piece(
+    shards: ShardMap, entry: Entry, number: int, piece: Rectangle, values: torch.Tensor
+) -> tuple[tuple[int, ...], torch.Tensor]:
+    """A rectangle of the part numbered `number`: its offsets in the whole tensor, and a view of its values."""
+    name = entry.theirs[number]
+    part = shards.part(entry, name)
+    row = piece.row + (part.start if part.dim == 0 else 0)
+    mine = values[piece.start : piece.start + piece.rows * piece.columns]
+    if len(shards.shapes[name]) == 1:
+        return (row,), mine
+    return (row, piece.column + (part.start if part.dim == 1 else 0)), mine.view(piece.rows, piece.columns)

@@ -92,10 +92,10 @@ class MegatronPolicy:
         raise NotImplementedError("the configuration refuses adapters")
 
     def state_dict(self) -> dict[str, Any]:
-        raise NotImplementedError
+        return self.optimizer.state_dict(self.shards)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
+        self.optimizer.load_state_dict(state)
 
     def save_pretrained(self, folder: Path) -> None:
         save_pretrained(self.weights(), self.config.model, folder)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from spiral_mega.distributed import gather_objects
-from spiral_mega.policy.megatron.families import Entry, Part, fuse, model_entries, part_of, unfuse
+from spiral_mega.policy.megatron.families import Block, Entry, Part, blocks_of, fuse, model_entries, part_of, unfuse
 from spiral_mega.policy.megatron.layout import Layout
 
 Value = Callable[[nn.Parameter], torch.Tensor]
@@ -54,7 +54,7 @@ class CheckpointReader:
         self._stack.close()
 
 
-class WeightMap:
+class ShardMap:
     """This rank's parameters by the entries of the family's table, and which rank has which part of what."""
 
     def __init__(self, model: Any, hf_config: Any, shapes: Callable[[str], Sequence[int]], layout: Layout) -> None:
@@ -64,13 +64,14 @@ class WeightMap:
         parameters = dict(_global_names(model, layout))
         self.entries = model_entries(hf_config)
         self.shapes = {name: tuple(shapes(name)) for entry in self.entries for name in entry.theirs}
+        self._firsts = {name: entry.ours for entry in reversed(self.entries) for name in entry.theirs}
         self.owned = [(entry, parameters.pop(entry.ours)) for entry in self.entries if entry.ours in parameters]
         if parameters:
             raise ValueError(f"no table knows {', '.join(sorted(parameters))}")
         self._places = {
             name: (entry, parameter, i) for entry, parameter in self.owned for i, name in enumerate(entry.theirs)
         }
-        mine = {name: self._part(entry, name) for name, (entry, _, _) in self._places.items()}
+        mine = {name: self.part(entry, name) for name, (entry, _, _) in self._places.items()}
         self._senders: dict[str, dict[Part, int]] = {name: {} for name in self.shapes}
         for rank, parts in enumerate(gather_objects(mine)):
             for name, part in parts.items():
@@ -79,15 +80,10 @@ class WeightMap:
     def load(self, reader: CheckpointReader) -> None:
         """Fill every parameter of this rank; the padding of the vocabulary with zeros."""
         for entry, parameter in self.owned:
-            parts = [reader.read(name, self._part(entry, name)) for name in entry.theirs]
-            whole = fuse(entry, parts, self.groups)
+            parts = [reader.read(name, self.part(entry, name)) for name in entry.theirs]
+            whole = fuse(parts, self.blocks(entry))
             parameter.data.zero_()
             parameter.data[: len(whole)].copy_(whole)
-
-    def parts(self, entry: Entry, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-        """This rank's part of each of `entry.theirs`, from its parameter, or a tensor of that shape."""
-        rows = [self._rows(entry, name) for name in entry.theirs]
-        return dict(zip(entry.theirs, unfuse(entry, tensor, rows, self.groups), strict=True))
 
     def stream(self, value: Value, dtype: torch.dtype, bucket_bytes: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors by Hugging Face name, of `value` of each parameter, in `dtype`; a tied head under both names.
@@ -113,8 +109,7 @@ class WeightMap:
         mine: torch.Tensor | None = None
         if dist.get_rank() in self._senders[name].values():
             entry, parameter, i = self._places[name]
-            rows = [self._rows(entry, other) for other in entry.theirs]
-            mine = unfuse(entry, value(parameter).view_as(parameter), rows, self.groups)[i]
+            mine = unfuse(value(parameter), self.blocks(entry), i)
         pending = []
         for part, sender in self._senders[name].items():
             buffer = whole if part.dim is None else whole[part.start : part.stop]
@@ -141,12 +136,17 @@ class WeightMap:
         if bucket:
             yield bucket
 
-    def _part(self, entry: Entry, name: str) -> Part:
+    def is_first(self, entry: Entry, name: str) -> bool:
+        """Whether `entry` is what gives `name` to others; a tied head's copy on the last stage is not."""
+        return self._firsts[name] == entry.ours
+
+    def part(self, entry: Entry, name: str) -> Part:
+        """What this rank has of the Hugging Face tensor `name`, one of `entry.theirs`."""
         return part_of(entry, self.shapes[name], self.layout.tensor_rank, self.layout.tensor_size)
 
-    def _rows(self, entry: Entry, name: str) -> int:
-        part = self._part(entry, name)
-        return part.stop - part.start if part.dim == 0 else self.shapes[name][0]
+    def blocks(self, entry: Entry) -> list[Block]:
+        """The rows of this rank's parameter in order."""
+        return blocks_of(entry, [self.part(entry, n).rows(self.shapes[n]) for n in entry.theirs], self.groups)
 
 
 def _global_names(model: Any, layout: Layout) -> Iterator[tuple[str, nn.Parameter]]:

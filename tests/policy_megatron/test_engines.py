@@ -1,0 +1,36 @@
+"""Engines sample from weights that megatron-core trains, however these and the engine are split; so do exports."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.policy_megatron.cases import HEADS
+from tests.support.ranks import run_ranks
+from tests.support.tiny_models import save_tiny_model
+
+# model, tied, policy.megatron, rollout
+CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any]]] = {
+    "TP2, two vLLM engines": ("qwen3", True, {"tensor_parallel": 2}, {"engine": "vllm"}),
+    "PP2, a vLLM engine of two": ("llama", False, {"pipeline_parallel": 2}, {"engine": "vllm", "tensor_parallel": 2}),
+    "EP2 x TP2, two vLLM engines": (
+        "qwen3_moe",
+        False,
+        {"expert_parallel": 2, "tensor_parallel": 2},
+        {"engine": "vllm"},
+    ),
+    "EP2, embedded engines": ("qwen3_moe", False, {"expert_parallel": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_told(name: str, tmp_path: Path) -> None:
+    family, tied, layout, rollout = CASES[name]
+    experts = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {}
+    model = save_tiny_model(tmp_path / "model", family, tied=tied, **HEADS, **experts)
+    arguments = (model, layout, rollout, tmp_path / "export")
+    for rank in run_ranks(2, "tests.policy_megatron.engine_jobs:lab", arguments):
+        assert len(rank["gaps"]) == 3
+        assert max(rank["gaps"]) < 1e-4
+        assert "rollout.max_sync_gap" in rank["stale"]
+        assert max(rank["errors"]) < 1e-4
