@@ -132,10 +132,10 @@ def ours(folder: str, problems: int) -> dict[str, float]:
 
     with start_runtime() as runtime:
         policy = build_policy(config, runtime)
-        policy.update(distribute(sequences(batch(1, response=2)), BUDGET))
+        policy.update(distribute(sequences(batch(1, response=2)), BUDGET, policy.replica))
         learnt = sequences(batch(problems))
         start = time.process_time()
-        metrics = policy.update(distribute(learnt, BUDGET))
+        metrics = policy.update(distribute(learnt, BUDGET, policy.replica))
         return {"cpu": time.process_time() - start, "loss": metrics["train/loss"]}
 
 

@@ -14,7 +14,8 @@ from peft.tuners.lora import LoraLayer
 from spiral_mega.config import Config, ModelConfig
 from spiral_mega.errors import ConfigError
 from spiral_mega.packing.batch import TreeBatch
-from spiral_mega.policy.fsdp.model import build_model, read_model_config
+from spiral_mega.policy.fsdp.model import build_model
+from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.runtime import Runtime
 
 

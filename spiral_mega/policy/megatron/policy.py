@@ -15,9 +15,12 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.checkpoint.export import save_pretrained
 from spiral_mega.config import Config
+from spiral_mega.distributed import max_over_ranks
 from spiral_mega.kernels.logits import LinearLogprob
+from spiral_mega.packing.balance import Key, split
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.loss import Totals, weighted_loss
@@ -42,7 +45,8 @@ class MegatronPolicy:
         self.model = wrap(model).train()
         # Weights of the sequences hold the global denominators, so gradients are sums: no count to divide them by.
         model.config.finalize_model_grads_func = _finalize
-        self.loss_fn = make_loss(config.algorithm)
+        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.microbatch_tokens = config.policy.microbatch_tokens
         updates = config.run.steps * config.batch.minibatches
         self.optimizer = DistributedAdamW(self.model, config.optimizer, updates)
 
@@ -71,18 +75,33 @@ class MegatronPolicy:
         # The ranks of a replica compute one batch together: that of the sequences of all.
         every: list[list[Sequence]] = [[] for _ in range(dist.get_world_size(self.layout.replica_group))]
         dist.all_gather_object(every, sequences, group=self.layout.replica_group)
-        counts = [sum(len(s.response_ids) for s in each) for each in every]
-        found = torch.zeros(sum(counts), device=self.device)
+        parts = [(rank, part) for rank, each in enumerate(every) for part in split(each, self.microbatch_tokens)]
+        rounds = int(max_over_ranks({"rounds": len(parts)})["rounds"])
+        found: list[torch.Tensor] = []
 
         def keep(batch: TreeBatch, output: LinearLogprob) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-            found.copy_(output.logprob[batch.reads])
-            return found.sum(), torch.tensor(0, dtype=torch.int), {}
+            found.append(output.logprob[batch.reads])
+            return found[-1].sum(), torch.tensor(0, dtype=torch.int), {}
 
-        self._run([self._pack([s for each in every for s in each])], keep, forward_only=True)
-        if not self.layout.speaks:
-            found.zero_()
-        dist.all_reduce(found, group=self.layout.replica_group)
-        return torch.split(found, counts)[dist.get_rank(self.layout.replica_group)]
+        batches = [part for _, part in parts] + [[]] * (rounds - len(parts))
+        if batches:
+            self._run([self._pack(each) for each in batches], keep, forward_only=True)
+        mine = dist.get_rank(self.layout.replica_group)
+        by_key: dict[Key, torch.Tensor] = {}
+        for (rank, part), logprobs in zip(parts, self._spoken(parts, found), strict=True):
+            if rank == mine:
+                lengths = [sum(s.written()) for s in part]
+                by_key |= zip([s.key for s in part], torch.split(logprobs, lengths), strict=True)
+        return torch.cat([by_key[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
+
+    def _spoken(self, parts: list[tuple[int, list[Sequence]]], found: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the last stage found for each of `parts`, on every rank of the replica."""
+        counts = [sum(sum(s.written()) for s in part) for _, part in parts]
+        flat = torch.zeros(sum(counts), device=self.device)
+        if self.layout.speaks and parts:
+            flat.copy_(torch.cat(found)[: len(flat)])
+        dist.all_reduce(flat, group=self.layout.replica_group)
+        return list(torch.split(flat, counts)) if parts else []
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         limit = int(self.config.rollout.sync_bucket_mb * 2**20)
@@ -132,8 +151,8 @@ class MegatronPolicy:
         Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
         """
         assert output.entropy is not None
-        logprobs, entropy = output.logprob[batch.reads], output.entropy[batch.reads].detach()
-        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals)
+        logprobs, entropy = output.logprob[batch.reads], output.entropy[batch.reads]
+        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers)
         return loss, torch.tensor(0, dtype=torch.int), {}
 
 
