@@ -44,6 +44,8 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
     "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "tensor_parallel": 2}),
 }
+RECOMPUTED = ("TP2+SP, biases", "PP2 x TP2+SP x EP2")  # of these, with activation checkpointing
+BF16 = (2, "qwen3 tied", {"tensor_parallel": 2})
 UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
@@ -115,8 +117,13 @@ class Lab:
             splits = {split: (trees, *how) for split, how in SPLITS.items()}
             splits |= {"without trees": (flat, 100, 2), "fewer than ranks": (trees[:1], 64, 0)}
             if ranks == world_size:
-                arguments = {"model": self.model(model), "sections": sections(layout), "splits": splits}
+                how = sections(layout, activation_checkpointing=name in RECOMPUTED)
+                arguments = {"model": self.model(model), "sections": how, "splits": splits}
                 cases[f"gradients: {name}"] = "gradients", arguments
+        if world_size == BF16[0]:
+            how = sections(BF16[2], param_dtype="bfloat16")
+            splits = {"many micro-batches": (self.sequences(BF16[1]), 30, 1)}
+            cases["gradients: bf16"] = "gradients", {"model": self.model(BF16[1]), "sections": how, "splits": splits}
         for name, (ranks, model, layout) in UPDATES.items():
             if ranks == world_size:
                 common = {"model": self.model(model), "sections": training_sections(layout)}
@@ -133,9 +140,9 @@ class Lab:
         self.results[world_size] = run_ranks(world_size, "tests.policy_megatron.workers:run_cases", cases)
 
 
-def sections(layout: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def sections(layout: dict[str, Any], **policy: Any) -> dict[str, dict[str, Any]]:
     return {
-        "policy": {"backend": "megatron", "megatron": layout},
+        "policy": {"backend": "megatron", "megatron": layout, **policy},
         "optimizer": {"max_grad_norm": float("inf")},
     }
 

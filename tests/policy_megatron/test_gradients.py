@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from spiral_mega.packing.tree import build_tree
 from tests.policy.reference import Tensors, gradients_of, load_model, token_logprobs
-from tests.policy_megatron.cases import GRADIENTS, SPLITS, Lab
+from tests.policy_megatron.cases import BF16, GRADIENTS, SPLITS, Lab
 from tests.policy_megatron.expected import by_checkpoint_name
 
 WHOLE = (*SPLITS, "without trees")
@@ -87,3 +87,18 @@ def test_metrics_are_the_same_on_every_rank_and_count_every_token_once(lab: Lab,
     replicas = ranks // (layout.get("tensor_parallel", 1) * layout.get("pipeline_parallel", 1))
     found = lab.of("gradients", name)[0]["many micro-batches"]["metrics"]["optim/microbatches"]
     assert found >= tokens / (30 * replicas) > 1
+
+
+def test_bf16_computes_close_to_float32_and_sums_in_float32(lab: Lab) -> None:
+    model, sequences = lab.model(BF16[1]), lab.sequences(BF16[1])
+    loss, gradients = gradients_of(load_model(model), sequences)
+    _, rounded = gradients_of(load_model(model).bfloat16(), sequences)
+    gradients, rounded = by_checkpoint_name(gradients), by_checkpoint_name(rounded)
+    for rank in lab.results[BF16[0]]:
+        found = rank["gradients: bf16"]["many micro-batches"]
+        ours = torch.cat([(found["gradients"][name] - g).flatten() for name, g in gradients.items()])
+        theirs = torch.cat([(rounded[name].float() - g).flatten() for name, g in gradients.items()])
+        assert float(ours.norm()) > 1e-4  # or it was not bf16 that computed
+        assert float(ours.norm()) <= 1.2 * float(theirs.norm())  # about what transformers alone, wholly in bf16, is off
+        assert found["metrics"]["train/loss"] == pytest.approx(loss, abs=0.05)
+        assert {tensor.dtype for tensor in rank["gradients: bf16"]["weights"].values()} == {torch.bfloat16}
