@@ -159,9 +159,10 @@ def sequences() -> list[Sequence]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_sequences_arrive_whole_and_where_the_plan_wants_them_whoever_owned_them(world_size: int) -> None:
     ownerships = {"all on rank 0": 0, "one shuffle": 1, "another": 2}
-    arguments = [(sequences(), 60, seed) for seed in ownerships.values()] + [(sequences()[:1], 60, 1), ([], 60, 1)]
+    arguments = [(sequences(), 60, seed, 1) for seed in ownerships.values()]
+    arguments += [(sequences()[:1], 60, 1, 1), ([], 60, 1, 1), (sequences(), 60, 1, min(2, world_size))]
     by_rank = run_ranks(world_size, "tests.packing.workers:distribute_all", arguments)
-    *shuffled, single, nothing = zip(*by_rank, strict=True)
+    *shuffled, single, nothing, in_pairs = zip(*by_rank, strict=True)
     for parts in shuffled:
         assert list(parts) == list(shuffled[0])
     arrived = [sequence for rank in shuffled[0] for members in rank for sequence in members]
@@ -170,3 +171,8 @@ def test_sequences_arrive_whole_and_where_the_plan_wants_them_whoever_owned_them
     assert sorted(map(len, single)) == [1] * world_size
     assert [s for rank in single for members in rank for s in members] == sequences()[:1]
     assert list(nothing) == [[]] * world_size
+    # Two ranks that hold one replica between them get the same, and the replicas have everything once.
+    replicas = in_pairs[::2]
+    assert in_pairs[1::2] == replicas[: world_size // 2]
+    arrived = [sequence for replica in replicas for members in replica for sequence in members]
+    assert sorted(arrived, key=lambda s: s.key) == sorted(sequences(), key=lambda s: s.key)

@@ -8,15 +8,18 @@ from spiral_mega.packing.sequences import Sequence
 from spiral_mega.runtime import Runtime
 
 
-def distribute_all(runtime: Runtime, arguments: list[tuple[list[Sequence], int, int]]) -> list[list[list[Sequence]]]:
-    """This rank's micro-batches for each of (sequences, budget, seed of ownership); seed 0 gives all to rank 0."""
+def distribute_all(
+    runtime: Runtime, arguments: list[tuple[list[Sequence], int, int, int]]
+) -> list[list[list[Sequence]]]:
+    """This rank's micro-batches for each of (sequences, budget, seed of ownership, ranks of a replica); seed 0 gives
+    all to rank 0."""
     results = []
-    for sequences, budget, seed in arguments:
+    for sequences, budget, seed, ranks in arguments:
         rng = random.Random(seed)
         owners = [rng.randrange(runtime.world_size) if seed else 0 for _ in sequences]
         mine = [sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == runtime.rank]
         rng.shuffle(mine)
-        results.append(distribute(mine, budget, runtime.rank))
+        results.append(distribute(mine, budget, runtime.rank // ranks))
     return results
 
 
