@@ -14,7 +14,7 @@ from spiral_mega.config import Config
 from spiral_mega.data.problems import load_sources
 from spiral_mega.doctor.finding import Finding, error, ok, warning
 from spiral_mega.errors import UserError
-from spiral_mega.policy.fsdp.model import read_model_config
+from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rollout.weights import meta_model
 from spiral_mega.run import check_context, load_tokenizer, make_verifier, stop_ids

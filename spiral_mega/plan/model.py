@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from spiral_mega.config import LoraConfig, ModelConfig
 from spiral_mega.errors import UserError
-from spiral_mega.policy.fsdp.model import read_model_config
+from spiral_mega.policy.model_config import read_model_config
 
 
 @dataclass(frozen=True, slots=True)
