@@ -22,6 +22,8 @@ def test_mathematical_answers_are_grouped_by_value(verifier):
 
 def test_an_equality_that_holds_in_one_direction_is_enough_and_order_decides_the_group(verifier):
     """62.5 % reads as 62.5 and as 0.625, which are not the same number."""
+    for answers in (("(-\\infty,2)", "x<2"), ("x<2", "(-\\infty,2)")):
+        assert group_answers(boxed(*answers), "math", verifier) == [0, 0], "equal only with the second as ground truth"
     assert group_answers(boxed("62.5\\%", "62.5", "0.625"), "math", verifier) == [0, 0, 0]
     assert group_answers(boxed("62.5", "0.625", "62.5\\%"), "math", verifier) == [0, 1, 0]
 
