@@ -48,7 +48,7 @@ def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: i
     """Trace an update of rank 0 of `world` on a micro-batch, by default a full one of the configuration's shape.
 
     `scratch`: bytes that the head's kernel works in (default: the GPU's strips). Starts a process group of its own, so
-    none may be there; takes about a second a decoder layer.
+    none may be there; takes a few seconds a decoder layer.
     """
     if dist.is_initialized():
         raise UserError("a trace needs a process without ranks: run plan by itself, not under torchrun")

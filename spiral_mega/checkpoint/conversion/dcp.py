@@ -134,9 +134,11 @@ def write_dcp(source: Source, forms: dict[str, Form], aliases: dict[str, str], f
             save({}, storage_writer=_SmallFiles(folder), planner=planner, no_dist=True)
         except CheckpointException as error:  # which is no Exception, and wraps what went wrong
             (cause, _) = error.failures[0]
-            if isinstance(cause, UserError | OSError):
+            if isinstance(cause, UserError):  # from reading the source
                 raise cause from None
-            raise
+            # On a full disk torch.save fails once more when it closes its archive, which hides the first reason.
+            reason = f"{type(cause).__name__}: {cause}"
+            raise UserError(f"{folder} cannot be written ({reason}): check space and rights") from error
 
 
 class _SmallFiles(FileSystemWriter):
