@@ -33,6 +33,10 @@ def plan(
     or model that is not known."""
     if gpu not in MACHINES:
         raise UserError(f"--gpu is {gpu!r}: use one of {', '.join(MACHINES)}")
+    if config.policy.backend != "fsdp":
+        raise UserError(
+            f"policy.backend is {config.policy.backend!r}: plan knows fsdp only; set it to see how that does"
+        )
     machine = replace(MACHINES[gpu], node_gpus=gpus_per_node)
     world, rollout = nodes * gpus_per_node, config.rollout
     if world % rollout.tensor_parallel:

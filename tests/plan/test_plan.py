@@ -178,6 +178,8 @@ def test_the_command_ends_with_1_where_the_run_does_not_fit_and_says_what_would_
     assert "rollout.kv_cache_mb=" in ill.output
     unknown = CliRunner().invoke(app, [*common, "--gpu", "tpu"])
     assert unknown.exit_code == 2
+    megatron = CliRunner().invoke(app, [*common, "policy.backend=megatron"])
+    assert megatron.exit_code == 2
 
 
 def test_a_run_refuses_a_model_other_than_the_one_planned_with(tmp_path: Path) -> None:
