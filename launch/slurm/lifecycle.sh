@@ -137,7 +137,7 @@ clean_up() { # whatever ends this script, no step holds the nodes
     [ -z "$step" ] || end_steps
 }
 
-run_once() { # ARGUMENTS of spiral-mega: a command that keeps nothing to go on from; does not return
+run_once() { # ARGUMENTS of spiral-mega: a command without checkpoints; does not return
     trap stop USR1
     choose_nodes || continue_elsewhere "fewer than $NODES fit nodes are left of $SLURM_JOB_NODELIST"
     on "${chosen[@]}"
@@ -145,7 +145,10 @@ run_once() { # ARGUMENTS of spiral-mega: a command that keeps nothing to go on f
     step=$!
     wait_for_step
     local status=$?
-    [ -z "$stopping" ] || { say "the time was too short: raise --time"; exit 1; }
+    if [ -n "$stopping" ] && [ $status -ne 0 ]; then
+        [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ] || { say "not done in $SLURM_RESTART_COUNT restarts: raise --time"; exit 1; }
+        requeue "where it stopped"
+    fi
     exit $status
 }
 
