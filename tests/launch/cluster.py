@@ -70,8 +70,14 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         run([str(ROOT / "tools" / "install_slurm.sh")])
-        self._lock = LOCK.open("w")
+        self._lock = LOCK.open("a+")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.seek(0)
+        if left := self._lock.read():  # by tests that were killed
+            take_down(Path(left))
+        self._lock.truncate(0)
+        self._lock.write(str(self.folder))
+        self._lock.flush()
         try:
             self._configure()
             self._start_network()
@@ -88,23 +94,12 @@ class Cluster:
     def close(self) -> None:
         """End every daemon and job, and take the network down."""
         subprocess.run(["scancel", "-u", "root", "--signal=KILL"], env=self.environment, capture_output=True)
-        for node in NODES:
-            kill(self.pids(node))
-        for name in ("slurmctld", "munged"):
-            path = self.folder / f"{name}.pid"
-            kill([int(path.read_text())] if path.exists() else [])
-        for node in NODES:
-            subprocess.run(["ip", "netns", "delete", node], capture_output=True)
-        subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+        take_down(self.folder)
+        self._lock.truncate(0)
         self._lock.close()
 
     def run(self, *command: str) -> str:
         return run(list(command), env=self.environment)
-
-    def pids(self, node: str) -> list[int]:
-        """Every process on `node`."""
-        found = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()]
 
     def start_node(self, node: str) -> None:
         script = (
@@ -115,7 +110,7 @@ class Cluster:
 
     def fill_shared_memory(self, node: str) -> None:
         """Leave no room in /dev/shm of `node`."""
-        [slurmd] = self.pids(node)
+        [slurmd] = pids_on(node)
         run(["nsenter", "-t", str(slurmd), "-m", "mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"])
 
     def state(self, node: str) -> str:
@@ -190,3 +185,24 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def pids_on(node: str) -> list[int]:
+    """Every process on `node`."""
+    found = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def take_down(folder: Path) -> None:
+    """End what a cluster with its files in `folder` has started, as far as it is there."""
+    for node in NODES:
+        kill(pids_on(node))
+    for daemon in ("slurmctld", "munged"):
+        with suppress(OSError, ValueError):
+            pid = int((folder / f"{daemon}.pid").read_text())
+            if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                kill([pid])
+    for node in NODES:  # the link too: the namespace itself lasts as long as a process in it takes to die
+        subprocess.run(["ip", "link", "delete", f"sl-{node}"], capture_output=True)
+        subprocess.run(["ip", "netns", "delete", node], capture_output=True)
+    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.runs import TrainingRun
-from tests.launch.cluster import NODES, ROOT, Cluster, kill
+from tests.launch.cluster import NODES, ROOT, Cluster, kill, pids_on
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ def test_a_sick_node_is_found_before_the_run_and_another_job_does_without_it(
     successor = re.search(r"job (\d+) takes over, without node4", job.output())[1]  # type: ignore[index]
     job.wait_for_end(successor)
     assert cluster.job(successor, "NodeList") == "node[3,5]"
-    kill(cluster.pids("node4"))
+    kill(pids_on("node4"))
     cluster.start_node("node4")
 
 
@@ -110,14 +110,14 @@ def test_a_dead_node_is_replaced_by_a_spare(
     cluster.wait_for(lambda: cluster.state("node4") == "idle", 60)
     job = Job(cluster, tmp_path / "run", "--spares=1")
     cluster.wait_for(lambda: job.has_checkpoint(2), 200, job.output)
-    kill(cluster.pids("node4"))
+    kill(pids_on("node4"))
     job.switch.unlink()
     job.wait_for_end(job.number)
     assert "attempt 1 on node3 node4, from the beginning" in job.output()
     assert re.search(r"attempt 2 on node3 node5, from \S+step_0000", job.output())
     assert job.weights_equal(reference)
     for node in ("node3", "node5"):  # nothing but Slurm's own daemon holds them
-        cluster.wait_for(lambda node=node: len(cluster.pids(node)) == 1, 30)  # type: ignore[misc]
+        cluster.wait_for(lambda node=node: len(pids_on(node)) == 1, 30)  # type: ignore[misc]
 
 
 def test_what_a_person_has_to_mend_is_not_tried_again(limited: Job, cluster: Cluster, tmp_path: Path) -> None:
@@ -158,4 +158,4 @@ def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_
         assert "spiral_mega" in (limited.folder / "logs" / f"rank{rank}.log").read_text()
         printed = limited.folder.glob(f"logs/{limited.number}-0-1/node{rank}/*/attempt_0/0/stderr.log")
         assert len(list(printed)) == 1
-        cluster.wait_for(lambda node=node: len(cluster.pids(node)) == 1, 30)  # type: ignore[misc]
+        cluster.wait_for(lambda node=node: len(pids_on(node)) == 1, 30)  # type: ignore[misc]
