@@ -31,7 +31,7 @@ MANIFEST = "SHA256SUMS"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Weights, in any form, and what speaks of the files of the source: all else travels along.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.distcp")
-LEFT_BEHIND = (*WEIGHTS, "*.gguf", ".*", "meta.json", "adapter_config.json", MANIFEST)
+LEFT_BEHIND = (*WEIGHTS, "*.gguf", ".*", "meta.json", "manifest.json", "adapter_config.json", MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
