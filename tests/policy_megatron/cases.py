@@ -11,7 +11,7 @@ from tests.policy.reference import gradients_of, load_model, make_sequences
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # so that a rank of two still has two groups to sort
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

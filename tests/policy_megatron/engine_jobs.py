@@ -31,8 +31,9 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
         rollout={"kv_cache_mb": 16, "max_batch": 16, "max_sync_gap": 1e-3, "sync_bucket_mb": 0.05, **rollout},
         optimizer={"lr": 2e-2},
     )
-    engine = build_engine(config, frozenset([END_ID]), runtime)
+    # In the trainer's order: vLLM on CPU has stand-ins for CUDA's streams too, which do less than ours.
     policy = build_policy(config, runtime)
+    engine = build_engine(config, frozenset([END_ID]), runtime)
     sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
     results: dict[str, Any] = {"gaps": [sync()["sampler/canary_gap"]]}
     for seed in range(2):

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.policy_megatron.cases import HEADS
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 # model, tied, policy.megatron, rollout
 CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any]]] = {
     "TP2, two vLLM engines": ("qwen3", True, {"tensor_parallel": 2}, {"engine": "vllm"}),

@@ -11,10 +11,10 @@ from transformers import AutoConfig
 from spiral_mega.config.checks import find_contradictions
 from spiral_mega.errors import UserError
 from spiral_mega.policy import check_policy
-from tests.policy_megatron.cases import HEADS
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 BOTH = {"tensor_parallel": 2, "expert_parallel": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 

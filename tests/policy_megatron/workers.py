@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.packing.balance import distribute
@@ -38,7 +39,7 @@ def gradients(
 
     def take_instead_of_stepping(norm: float) -> None:
         taken.clear()
-        whole = {p: policy.optimizer.whole(p, "grad") for _, p in policy.shards.owned}
+        whole = {p: _gradient(policy, p) for _, p in policy.shards.owned}
         taken.update(policy.shards.stream(whole.__getitem__, torch.float32, 2**16))
 
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign]
@@ -69,6 +70,16 @@ def _train(policy: Policy, runtime: Runtime, batches: list[list[Sequence]]) -> l
         metrics = policy.update(distribute(_owned(runtime, batch, index), 40, policy.replica))
         steps.append({"metrics": metrics, "weights": _streamed(policy)})
     return steps
+
+
+def _gradient(policy: MegatronPolicy, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The gradient of this rank's `parameter`, of which every replica has a flat share."""
+    optimizer, main, start, stop = policy.optimizer.share(parameter)
+    whole = torch.zeros(parameter.numel())
+    if main is not None:
+        whole[start:stop] = main.grad.flatten()
+    dist.all_reduce(whole, group=optimizer.data_parallel_group)
+    return whole.view_as(parameter)
 
 
 def _streamed(policy: Policy) -> Tensors:

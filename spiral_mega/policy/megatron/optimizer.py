@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer import get_megatron_optimizer
@@ -17,8 +16,6 @@ from spiral_mega.policy.megatron.model import TreeGPTModel
 from spiral_mega.policy.megatron.state import Pieces, Rectangle, cut_by_blocks, rectangles
 from spiral_mega.policy.megatron.weights import ShardMap
 from spiral_mega.policy.optimizer import schedule_factor
-
-Kept = Literal["param", "grad", "exp_avg", "exp_avg_sq"]
 
 
 def wrap(model: TreeGPTModel) -> DistributedDataParallel:
@@ -72,23 +69,11 @@ class DistributedAdamW:
         self.inner.step_with_ready_grads()
         self._steps += 1
 
-    def whole(self, parameter: nn.Parameter, kept: Kept) -> torch.Tensor:
-        """What the replicas keep of `parameter` (its values: those in float32), put together; collective over them."""
-        optimizer, main, start, stop = self._share(parameter)
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if main is not None:
-            values = {"param": main, "grad": main.grad}.get(kept)
-            values = optimizer.optimizer.state[main].get(kept) if values is None else values
-            if values is not None:
-                whole[start:stop] = values.flatten()
-        dist.all_reduce(whole, group=optimizer.data_parallel_group)
-        return whole.view_as(parameter)
-
     def state_dict(self, shards: ShardMap) -> dict[str, Any]:
         """Float32 weights and moments by Hugging Face name, what this rank has of them; see state.py."""
         state: dict[str, dict[str, Pieces]] = {kept: {} for kept in ("param", "exp_avg", "exp_avg_sq")}
         for entry, parameter in shards.owned:
-            optimizer, main, start, stop = self._share(parameter)
+            optimizer, main, start, stop = self.share(parameter)
             if main is None:
                 continue
             blocks = shards.blocks(entry)
@@ -110,6 +95,16 @@ class DistributedAdamW:
             optimizer._copy_main_params_to_model_params()
         self.model.start_param_sync(force_sync=True)
 
+    def share(self, parameter: nn.Parameter) -> tuple[Any, nn.Parameter | None, int, int]:
+        """The optimizer that has `parameter`, and what this rank has of it: a flat share [start, stop), or None."""
+        dense, *experts = self.inner.chained_optimizers
+        optimizer = dense if getattr(parameter, "allreduce", True) else experts[0]
+        if parameter not in optimizer.model_param_group_index_map:
+            return optimizer, None, 0, 0
+        group, index = optimizer.model_param_group_index_map[parameter]
+        share = optimizer._get_model_param_range_map(parameter)["param"]
+        return optimizer, optimizer.optimizer.param_groups[group]["params"][index], share.start, share.end
+
     def _fill_state(self) -> None:
         """Moments of zero where there are none yet, and the count of steps in every place that keeps it."""
         for optimizer in self.inner.chained_optimizers:
@@ -123,16 +118,6 @@ class DistributedAdamW:
                         state.setdefault(moment, torch.zeros_like(parameter))
                     if torch_adam:
                         state["step"] = torch.tensor(float(self._steps))
-
-    def _share(self, parameter: nn.Parameter) -> tuple[Any, nn.Parameter | None, int, int]:
-        """The optimizer that has `parameter`, and what this rank has of it: a flat share [start, stop), or None."""
-        dense, *experts = self.inner.chained_optimizers
-        optimizer = dense if getattr(parameter, "allreduce", True) else experts[0]
-        if parameter not in optimizer.model_param_group_index_map:
-            return optimizer, None, 0, 0
-        group, index = optimizer.model_param_group_index_map[parameter]
-        share = optimizer._get_model_param_range_map(parameter)["param"]
-        return optimizer, optimizer.optimizer.param_groups[group]["params"][index], share.start, share.end
 
 
 def _piece(
