@@ -16,6 +16,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
+from spiral_mega.algorithm.plan import Plan
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
 from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.checkpoint.resume import find_resumable
@@ -181,7 +182,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             make_pipeline = partial(
                 Pipeline, engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop
             )
-            pipeline, training = make_pipeline(), make_pipeline(objective.plan)
+            training = make_pipeline(objective.plan)
+            if eval_problems:
+                pipeline = make_pipeline(Plan.of_evaluation(config.algorithm, objective.plan))
             collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
             if config.rollout.record is not None:
                 collector = Recorder(collector, config.rollout.record, runtime)

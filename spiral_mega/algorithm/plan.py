@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -46,6 +46,17 @@ class Plan:
         check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
         level = Level(algorithm.num_sets, algorithm.set_size, algorithm.set_design)
         return cls(algorithm.search_traces, algorithm.aggregation_traces, (level,))
+
+    @classmethod
+    def of_evaluation(cls, algorithm: AlgorithmConfig, training: Plan) -> Plan:
+        """As `of`; but where training draws sets for credit alone, which cost nothing there and may be many, no more
+        than a partition of the search traces has."""
+        plan = cls.of(algorithm)
+        if training.answers or not training.levels:
+            return plan
+        level = plan.levels[0]
+        sets = min(level.sets, algorithm.search_traces // algorithm.set_size)
+        return replace(plan, levels=(replace(level, sets=sets),))
 
     def draw_sets(self, rng: np.random.Generator) -> list[Members]:
         """The sets of all levels, one after the other; members are positions in `Episode.traces()`."""

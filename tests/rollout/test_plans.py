@@ -109,6 +109,14 @@ def test_traces_of_components_that_are_not_trained_are_not_counted(verifier):
     assert totals[AGGREGATION].problems == 2
 
 
+def test_evaluations_answer_no_more_sets_than_they_need_where_training_answers_none():
+    many = settings(algorithm={"num_sets": 20}).algorithm
+    for objective, sets in (("passk", 2), ("spiral", 20), ("grpo", 20)):
+        training = make_objective(many.model_copy(update={"objective": objective})).plan
+        plan = Plan.of_evaluation(many, training)
+        assert (plan.levels[0].sets, plan.answers, plan.search_traces) == (sets, 2, 6)
+
+
 def test_without_sets_nothing_follows_the_search(verifier):
     engine, episodes = run(replace(TWO_LEVELS, levels=()), verifier)
     assert len(engine.requests) == 2
