@@ -116,7 +116,7 @@ def ours(folder: str, steps: int) -> float:
     spent: list[float] = []
     with start_runtime() as runtime, open_run(config, runtime) as run:
         run.sync()
-        run.pipeline.engine.stop_ids = frozenset()  # type: ignore[union-attr]  # responses are as long as allowed
+        run.collector.pipeline.engine.stop_ids = frozenset()  # type: ignore[attr-defined]  # as long as allowed
         for step in range(steps + 1):
             with cpu_time(spent):
                 metrics = train_step(run, step)
