@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ class Uneven(nn.Module):
         super().__init__()
         shapes = [(101, 7), (1, 5), (3, 11), (13,), (6, 4, 3)]
         torch.manual_seed(0)
+        self.config = SimpleNamespace(model_type="llama")  # whose checkpoints name tensors as the model does
         self.tensors = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
 
 

@@ -87,7 +87,7 @@ class _Step:
         self.queue: deque[int] = deque()
         self.searching = [set(range(len(p.search))) for p in problems]
         self.waiting = [set(range(len(p.sets))) for p in problems]
-        self.answers = [sum(len(a) for a in p.aggregation) for p in problems]
+        self.missing = [sum(1 for _ in p.lengths()) for p in problems]  # traces; also those that no set shows
         self.place: dict[Sequence, int] = {}  # of every unfinished trace that was submitted
         self.demand = np.zeros(engines)  # tokens of context that a step will read once all there are decoding
         self.enough = model.step / (2 * model.kv)  # demand that takes half as long to read as a step's fixed time
@@ -148,14 +148,12 @@ class _Step:
         e = self.place.pop(sequence)
         self.ended += 1
         i, l, j = sequence.key
+        self.missing[i] -= 1
+        if not self.missing[i]:
+            self.kept.append(i)
         if l is not None:
-            self.answers[i] -= 1
-            if not self.answers[i]:
-                self.kept.append(i)
             return
         self.searching[i].remove(j)
-        if not self.searching[i] and not self.problems[i].sets:
-            self.kept.append(i)
         if not self.searching[i] and self.queue:
             following = self.queue.popleft()
             self.home[following] = e

@@ -47,6 +47,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=5
+MinJobAge=3600
 JobRequeue=1
 BatchStartTimeout=10
 {nodes}

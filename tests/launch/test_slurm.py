@@ -90,8 +90,22 @@ def reference(limited: Job, tmp_path_factory: pytest.TempPathFactory) -> Trainin
     return TrainingRun(folder, *OVERRIDES, FAULT_SWITCH=str(folder / "never")).finish()
 
 
+def test_a_task_of_an_array_requeues_itself_alone(limited: Job, cluster: Cluster, array: tuple[str, Path]) -> None:
+    number, folder = array
+    cluster.wait_for(lambda: (folder / "run" / "checkpoints" / "step_000001").exists(), 200)
+    cluster.run("scancel", "--batch", "--signal=USR1", f"{number}_2")
+    cluster.wait_for(lambda: int(cluster.job(f"{number}_2", "Restarts")) > 0, 60, (folder / "2.out").read_text)
+    (folder / "run.slow").unlink()
+    cluster.wait_for(lambda: cluster.job(f"{number}_2", "JobState") == "COMPLETED", 200, (folder / "2.out").read_text)
+    assert '"state": "finished"' in (folder / "run" / "status.json").read_text()
+    assert "resumed from step" in (folder / "2.out").read_text()
+    assert cluster.job(f"{number}_1", "JobState") == "COMPLETED"
+    assert cluster.job(f"{number}_1", "Restarts") == "0"
+    assert "max_response_tokens: 8" in (folder / "1.out").read_text()
+
+
 def test_a_sick_node_is_found_before_the_run_and_another_job_does_without_it(
-    limited: Job, array: tuple[str, Path], cluster: Cluster, tmp_path: Path
+    limited: Job, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.fill_shared_memory("node4")
     job = Job(cluster, tmp_path / "run", overrides=(*OVERRIDES, "run.steps=1"))
@@ -126,20 +140,6 @@ def test_what_a_person_has_to_mend_is_not_tried_again(limited: Job, cluster: Clu
     job.wait_for_end(job.number, "FAILED")
     assert re.search(r"a person has to look: .*missing.jsonl: no such file", job.output())
     assert "attempt 2" not in job.output()
-
-
-def test_a_task_of_an_array_requeues_itself_alone(cluster: Cluster, array: tuple[str, Path]) -> None:
-    number, folder = array
-    cluster.wait_for(lambda: (folder / "run" / "checkpoints" / "step_000001").exists(), 200)
-    cluster.run("scancel", "--batch", "--signal=USR1", f"{number}_2")
-    cluster.wait_for(lambda: int(cluster.job(f"{number}_2", "Restarts")) > 0, 60, (folder / "2.out").read_text)
-    (folder / "run.slow").unlink()
-    cluster.wait_for(lambda: cluster.job(f"{number}_2", "JobState") == "COMPLETED", 200, (folder / "2.out").read_text)
-    assert '"state": "finished"' in (folder / "run" / "status.json").read_text()
-    assert "resumed from step" in (folder / "2.out").read_text()
-    assert cluster.job(f"{number}_1", "JobState") == "COMPLETED"
-    assert cluster.job(f"{number}_1", "Restarts") == "0"
-    assert "max_response_tokens: 8" in (folder / "1.out").read_text()
 
 
 def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_it_had_not(

@@ -82,7 +82,7 @@ class FsdpPolicy:
         found: dict[Key, torch.Tensor] = {}
         for members in [*microbatches, *([[]] * (rounds - len(microbatches)))]:
             logprobs, _ = self._forward(pack(members).to(self.device))
-            parts = torch.split(logprobs, [len(s.response_ids) for s in members] or [0])
+            parts = torch.split(logprobs, [sum(s.written()) for s in members] or [0])
             found |= zip([s.key for s in members], parts, strict=False)
         self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
         return torch.cat([found[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
