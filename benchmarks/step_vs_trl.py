@@ -53,13 +53,14 @@ def _child(python: str, name: str, folder: str, steps: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1])["cpu"])
 
 
-def save_model(folder: str) -> None:
+def save_model(folder: str, vocabulary: int = VOCABULARY) -> None:
+    """A small random Qwen3 and the demo's tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "tie_word_embeddings": True}
+    shape |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": vocabulary, "tie_word_embeddings": True}
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
     print(f"{model.num_parameters() / 1e6:.1f} M parameters")

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple
 
 VOCABULARY, PROBLEM, TRACE, RESPONSE = 3200, 60, 160, 128
 BUDGET, CLIP, SAMPLER_LOGPROB = 16_384, 0.2, -8.0
-TOKENIZER = "configs/demo/model"
 CONTENDERS = ("ours", "GRPOTrainer", "scored", "TreeRow")
 
 
@@ -62,9 +61,11 @@ def batch(problems: int, response: int = RESPONSE) -> list[Item]:
 
 
 def main(trl_python: str, problems: int, turns: int) -> None:
+    from benchmarks.step_vs_trl import save_model  # not in TRL's environment, which runs this file by its path
+
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder)
+        save_model(folder, VOCABULARY)
         for turn in range(turns):
             for name in sorted(found, reverse=bool(turn % 2)):
                 python = sys.executable if name == "ours" else trl_python
@@ -88,20 +89,6 @@ def _child(python: str, name: str, folder: str, problems: int) -> dict[str, floa
         sys.exit(f"error: {name} failed:\n{done.stderr[-3000:]}")
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
-
-
-def save_model(folder: str) -> None:
-    import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": VOCABULARY, "tie_word_embeddings": True}
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
-    print(f"{model.num_parameters() / 1e6:.1f} M parameters")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def ours(folder: str, problems: int) -> dict[str, float]:
