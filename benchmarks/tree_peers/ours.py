@@ -1,0 +1,42 @@
+"""FsdpPolicy on micro-batches of at most 16,384 distinct tokens, as the trainer drives it."""
+
+from __future__ import annotations
+
+import time
+
+from spiral_mega.config import Config
+from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.sequences import Sequence
+from spiral_mega.policy import build_policy
+from spiral_mega.runtime import start_runtime
+
+from .batch import BUDGET, CLIP, RESPONSE, SAMPLER_LOGPROB, Item, batch
+
+
+def update(folder: str, problems: int) -> dict[str, float]:
+    config = Config.model_validate(
+        {
+            "run": {"dir": f"{folder}/run", "steps": 2},
+            "model": {"path": folder},
+            "data": {"train": [{"path": "unused.jsonl"}]},
+            "rollout": {"max_response_tokens": RESPONSE, "max_context_tokens": 1024},
+            "algorithm": {"loss": "ppo_clip", "clip_low": CLIP, "clip_high": CLIP},
+            "policy": {"microbatch_tokens": BUDGET},
+        }
+    )
+    with start_runtime() as runtime:
+        policy = build_policy(config, runtime)
+        policy.update(distribute(_sequences(batch(1, response=2)), BUDGET, policy.replica))
+        learnt = _sequences(batch(problems))
+        start = time.process_time()
+        metrics = policy.update(distribute(learnt, BUDGET, policy.replica))
+        return {"cpu": time.process_time() - start, "loss": metrics["train/loss"]}
+
+
+def _sequences(items: list[Item]) -> list[Sequence]:
+    tokens = sum(len(item.response) for item in items)
+    return [
+        Sequence((item.problem, i), item.prompt, item.response, [SAMPLER_LOGPROB] * len(item.response), item.advantage,
+                 1 / tokens)
+        for i, item in enumerate(items)
+    ]  # fmt: skip
