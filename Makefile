@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 RANKS ?= 2
 # One thread a rank: more only make the ranks fight over the cores.
 TORCHRUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m spiral_mega
+# Two files at a time; the tests of one share what it prepares.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: install browser train train-real test test-fast lint demo-model clean
 
@@ -26,11 +28,11 @@ train-real: install
 
 ## Everything that CI runs.
 test: install browser lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 ## Without the cases that run the whole trainer.
 test-fast: install browser lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

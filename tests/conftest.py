@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,3 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 settings.register_profile("untimed", deadline=None)  # a loaded machine fails no test
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with runs of the whole trainer first: what is short fills the end, where two files run at a time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
