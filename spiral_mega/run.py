@@ -19,6 +19,7 @@ from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.plan import Plan
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
 from spiral_mega.checkpoint.manager import CheckpointManager
+from spiral_mega.checkpoint.policies import load_policies, policy_states
 from spiral_mega.checkpoint.resume import find_resumable
 from spiral_mega.config import Config, DataSource, ModelConfig
 from spiral_mega.config.load import dump_config
@@ -29,15 +30,15 @@ from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import ConfigError
 from spiral_mega.plan.model import check_dimensions
-from spiral_mega.policy import Policy, build_policy, check_policy
+from spiral_mega.policy import FrozenPolicy, Policy, build_policies, check_policy
 from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier, check_kind
-from spiral_mega.rollout import build_engine
+from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.recording import Collector, Recorder, Replayer
-from spiral_mega.rollout.sync import NoSync, WeightSync
+from spiral_mega.rollout.sync import Syncs, WeightSync
 from spiral_mega.run_folder import failure_told, locked_folder, set_aside, set_status
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest, stop_with_launcher
@@ -61,15 +62,21 @@ class Run:
     sampler: ProblemSampler
     objective: Objective
     weighting: Weighting
-    sync: WeightSync | NoSync
+    sync: Syncs
     pipeline: Pipeline | None
     collector: Collector
-    policy: Policy
+    policies: dict[str, Policy]  # what is trained, by model: see config/models.py
+    frozen: dict[str, FrozenPolicy]
     checkpoints: CheckpointManager
     resume_from: int | None
     telemetry: Telemetry
     timer: StageTimer
     stop: StopRequest
+
+    @property
+    def models(self) -> dict[str, FrozenPolicy]:
+        """Every model that samples, by name."""
+        return {**self.policies, **self.frozen}
 
     def evaluation_due(self, step: int) -> bool:
         """Whether held-out problems are to be sampled after `step` steps, and were not already; collective.
@@ -102,7 +109,7 @@ class Run:
             if meta["world_size"] != self.runtime.world_size:
                 del state[self._rng_key()]
             state = self.checkpoints.load(step, state)
-            self.policy.load_state_dict(state["policy"])
+            load_policies(self.policies, state)
             if meta["data"] == fingerprint(self.train_problems):  # else others were accepted: see find_resumable
                 self.sampler.load_state_dict(state["sampler"])
             if self._rng_key() in state:
@@ -123,7 +130,7 @@ class Run:
     def _state(self, step: int) -> dict[str, Any]:
         return {
             "step": step,
-            "policy": self.policy.state_dict(),
+            **policy_states(self.policies),
             "sampler": self.sampler.state_dict(),
             self._rng_key(): _get_rng(),
         }
@@ -144,7 +151,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         stop_with_launcher()
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
-        objective = make_objective(config.algorithm)
+        objective = make_objective(config.algorithm, config.frozen)
         check_context(config)
         check_policy(config, runtime.world_size)
         tokenizer = load_tokenizer(config.model)
@@ -167,18 +174,22 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
                 enabled=runtime.is_main,
             )
         )
-        policy = build_policy(config, runtime)
+        policies, frozen = build_policies(config, runtime)
         sampler = ProblemSampler(len(train_problems), config.run.seed)
-        sync: WeightSync | NoSync = NoSync()
+        syncs: dict[str, WeightSync] = {}
         pipeline: Pipeline | None = None
         collector: Collector
         if config.rollout.replay is not None:
             steps = range(resume_from or 0, config.run.steps)
             collector = Replayer(config.rollout.replay, steps, objective, runtime)
         else:
-            engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+            engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
             stack.callback(engine.close)
-            sync = WeightSync(policy, engine, prompter.search_prompt(train_problems[0]), config, runtime)
+            canary = prompter.search_prompt(train_problems[0])
+            syncs = {
+                name: WeightSync(policy, engines[name], canary, config, runtime, frozen=name in frozen)
+                for name, policy in (policies | frozen).items()
+            }
             make_pipeline = partial(
                 Pipeline, engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop
             )
@@ -199,10 +210,11 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             sampler=sampler,
             objective=objective,
             weighting=make_weighting(config.algorithm, objective),
-            sync=sync,
+            sync=Syncs(syncs),
             pipeline=pipeline,
             collector=collector,
-            policy=policy,
+            policies=policies,
+            frozen=frozen,
             checkpoints=checkpoints,
             resume_from=resume_from,
             telemetry=telemetry,

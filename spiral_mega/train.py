@@ -7,6 +7,7 @@ import logging
 from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics
 from spiral_mega.config import Config
+from spiral_mega.config.models import named, writer
 from spiral_mega.distributed import max_over_ranks, sum_over_ranks
 from spiral_mega.evaluation.accuracy import evaluate
 from spiral_mega.packing.balance import distribute
@@ -54,7 +55,8 @@ def train(config: Config, runtime: Runtime) -> None:
             run.save(step)
         run.checkpoints.wait()
         if finished and config.checkpoint.save_hf:
-            run.policy.save_pretrained(run.folder / "model")
+            for model, policy in run.models.items():
+                policy.save_pretrained(run.folder / "model" / model)
         run.set_status("finished" if finished else "stopped", step)
     if runtime.is_main:
         summarise(run.folder)
@@ -77,15 +79,19 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         check_verifier(metrics, config.rewards)
         metrics |= scale_metrics(run.weighting, run.objective)
         run.sync.release()
-        updates = []
+        updates: dict[str, list[dict[str, float]]] = {model: [] for model in run.policies}
         for part in _minibatches(batch, config.batch.minibatches):
-            with timer("exchange"):
-                microbatches = distribute(_sequences(run, part), config.policy.microbatch_tokens, run.policy.replica)
-                packing = packing_metrics(microbatches, config.policy.microbatch_tokens)
-            with timer("update"):
-                if microbatches:
-                    updates.append(run.policy.update(microbatches) | packing)
-        metrics |= _combine(updates) | {"optim/updates": float(len(updates))}
+            for model, sequences in _sequences(run, part).items():
+                policy = run.policies[model]
+                with timer("exchange"):
+                    microbatches = distribute(sequences, config.policy.microbatch_tokens, policy.replica)
+                    packing = packing_metrics(microbatches, config.policy.microbatch_tokens)
+                with timer("update"):
+                    if microbatches:
+                        updates[model].append(policy.update(microbatches) | packing)
+        for model, of_model in updates.items():
+            combined = _combine(of_model) | {"optim/updates": float(len(of_model))}
+            metrics |= {named(name, model): value for name, value in combined.items()}
         with timer("sync"):
             metrics |= run.sync()
         with timer("save_traces"):
@@ -102,25 +108,29 @@ def _minibatches(batch: Batch, count: int) -> list[list[tuple[int, Episode]]]:
     return [[(draw, episode) for draw, episode in batch.kept if draw in part] for part in parts]
 
 
-def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> list[Sequence]:
-    """This rank's traces with a gradient, weighted by the denominators of all ranks; collective."""
+def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[Sequence]]:
+    """By the model that wrote them, this rank's traces with a gradient, weighted by the denominators of all ranks;
+    collective."""
     local = component_totals([episode for _, episode in kept], run.objective.components)
     totals = _sum_totals(local)
     all_traces = Regularizers.of(run.config.algorithm).active
-    return [
-        Sequence(
-            key=(draw, position),
-            prompt_ids=trace.prompt_ids,
-            response_ids=trace.response_ids,
-            sampler_logprobs=trace.logprobs,
-            advantage=trace.advantage,
-            weight=run.weighting.trace_weight(trace, totals),
-            observed=tuple(trace.observed),
-        )
-        for draw, episode in kept
-        for position, trace in enumerate(episode.traces())
-        if trace.component in totals and (trace.effective or all_traces) and trace.response_ids
-    ]
+    sequences: dict[str, list[Sequence]] = {model: [] for model in run.policies}
+    models = run.models
+    for draw, episode in kept:
+        for position, trace in enumerate(episode.traces()):
+            if trace.component not in totals or not (trace.effective or all_traces) or not trace.response_ids:
+                continue
+            sequence = Sequence(
+                key=(draw, position),
+                prompt_ids=trace.prompt_ids,
+                response_ids=trace.response_ids,
+                sampler_logprobs=trace.logprobs,
+                advantage=trace.advantage,
+                weight=run.weighting.trace_weight(trace, totals),
+                observed=tuple(trace.observed),
+            )
+            sequences[writer(trace.component, models)].append(sequence)
+    return sequences
 
 
 def _combine(updates: list[dict[str, float]]) -> dict[str, float]:

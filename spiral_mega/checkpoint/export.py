@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+from spiral_mega.checkpoint.conversion.adapters import Adapter, pair, write_peft
 from spiral_mega.checkpoint.safetensors_files import MAX_FILE_BYTES, Form, ShardedWriter
 from spiral_mega.config import ModelConfig
 from spiral_mega.rollout.weights import weight_shapes
@@ -26,11 +27,9 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
     dtype = getattr(hf_config, "dtype", None) or torch.float32
     adapted = model.lora is not None and "lm_head" in model.lora.targets
     tied = hf_config.tie_word_embeddings and not adapted
-    partial = folder.with_name(folder.name + ".partial")
     writer = None
     if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial = _begin(folder)
         shapes = weight_shapes(model.path)
         kept = {name: Form(shape, dtype) for name, shape in shapes.items() if not (tied and name == "lm_head.weight")}
         writer = ShardedWriter(partial, kept, MAX_FILE_BYTES)
@@ -52,10 +51,36 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
         AutoTokenizer.from_pretrained(model.tokenizer or model.path).save_pretrained(partial)
         with suppress(OSError):  # many a model has none
             GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
-        replaced = folder.with_name(folder.name + ".replaced")
-        shutil.rmtree(replaced, ignore_errors=True)  # what an export that was killed here left
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _replace(folder, partial)
     dist.barrier()
+
+
+def save_adapter(factors: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, folder: Path) -> None:
+    """Write an adapter's `factors`, by PEFT's names, as PEFT does, whole as above; collective."""
+    main = dist.get_rank() == 0
+    tensors = {name: tensor.cpu().clone() for name, tensor in factors if main}
+    if main:
+        assert model.lora is not None
+        rank, alpha = model.lora.rank, float(model.lora.alpha)
+        partial = _begin(folder)
+        adapter = Adapter(pair(tensors, ".weight", alpha / rank, rank, folder), rank, alpha)
+        write_peft(adapter, model.path, None, partial)
+        _replace(folder, partial)
+    dist.barrier()
+
+
+def _begin(folder: Path) -> Path:
+    """An empty folder beside `folder`, for what is to take its place."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    replaced = folder.with_name(folder.name + ".replaced")
+    shutil.rmtree(replaced, ignore_errors=True)  # what an export that was killed here left
+    if folder.exists():
+        folder.rename(replaced)
+    partial.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)

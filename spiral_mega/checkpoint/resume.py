@@ -12,7 +12,7 @@ from spiral_mega.errors import ConfigError
 log = logging.getLogger(__name__)
 
 # A checkpoint cannot take these on: it holds their result (weights, adapters, moments, learning rates, positions).
-FIXED = ("run.seed", "model", "algorithm", "optimizer", "batch.minibatches")
+FIXED = ("run.seed", "model", "two_models", "algorithm", "optimizer", "batch.minibatches")
 
 
 def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, world_size: int) -> int | None:

@@ -19,6 +19,7 @@ from spiral_mega.config.schema import (
     RolloutConfig,
     RunConfig,
     TelemetryConfig,
+    TwoModelsConfig,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "TelemetryConfig",
+    "TwoModelsConfig",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spiral_mega.algorithm.objectives import make_objective
+from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.sets import check_design
 from spiral_mega.algorithm.weighting import make_weighting
+from spiral_mega.config.models import model_configs, writer
 from spiral_mega.config.schema import Config, MegatronConfig
 from spiral_mega.environments import make_environment
 from spiral_mega.rewards import check_kind
@@ -28,9 +29,10 @@ def find_contradictions(config: Config) -> Iterator[str]:
         )
     largest = algorithm.set_size
     try:
-        objective = make_objective(algorithm)
+        objective = make_objective(algorithm, config.frozen)
         largest = max(largest, objective.plan.largest_set)
         make_weighting(algorithm, objective)
+        yield from _two_models(config, objective)
     except ValueError as error:
         yield str(error)
     shown = {"whole": rollout.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
@@ -93,6 +95,40 @@ def find_contradictions(config: Config) -> Iterator[str]:
             check_kind(source.kind)
         except ValueError as error:
             yield f"data: kind of {source.path}: {error}"
+
+
+def _two_models(config: Config, objective: Objective) -> Iterator[str]:
+    """What two models cannot be, as far as it shows without reading them; run.check_context finds the rest."""
+    two = config.two_models
+    if two is None:
+        return
+    configs = model_configs(config)
+    for model in configs:
+        if model != two.frozen and not any(writer(each, configs) == model for each in objective.components):
+            yield (
+                f"algorithm.objective {config.algorithm.objective!r} trains no {model} traces"
+                + (f" where two_models.frozen is {two.frozen!r}" if two.frozen else "")
+                + f", so that two_models has nothing to train the {model} model by: "
+                + ("choose another objective" if two.frozen else f"set two_models.frozen={model}, or another objective")
+            )
+    if config.policy.backend == "megatron":
+        yield (
+            "two_models is set, but policy.backend is 'megatron', whose parallel state and distributed optimizer are "
+            "built for one model in a process: use fsdp"
+        )
+    if two.form == "adapters":
+        if config.model.lora is None:
+            yield "two_models.form is 'adapters', but model.lora is not set: set it, or two_models.form=models"
+        if two.aggregation_model is not None:
+            yield (
+                "two_models.aggregation_model is set, but two_models.form is 'adapters', whose base and model.lora are "
+                "both models': leave it out, or set two_models.form=models"
+            )
+    if two.aggregation_model is not None and two.aggregation_model.tokenizer is not None:
+        yield (
+            f"two_models.aggregation_model.tokenizer is {two.aggregation_model.tokenizer!r}, but both models read and "
+            "write the tokens of model.tokenizer: leave it out"
+        )
 
 
 def _megatron(config: Config) -> Iterator[str]:

@@ -114,6 +114,21 @@ class OptimizerConfig(Section):
         return value
 
 
+class TwoModelsConfig(Section):
+    """Search traces by one policy, theta, all others by another, phi (paper, appendix B). Theta is `model`."""
+
+    form: Literal["adapters", "models"] = Field(
+        description="adapters: model.path with an adapter each, as model.lora says; models: weights of their own."
+    )
+    aggregation_model: ModelConfig | None = Field(
+        default=None, description="models: what phi is, with theta's tokens; null: it starts as theta does."
+    )
+    aggregation_optimizer: OptimizerConfig | None = Field(default=None, description="phi's; null: as `optimizer`.")
+    frozen: Literal["search", "aggregation"] | None = Field(
+        default=None, description="The one that samples and is not trained; null: both are trained."
+    )
+
+
 class DataSource(Section):
     path: str = Field(
         description="A .jsonl or .parquet file, a local dataset folder, or the name of a Hugging Face dataset."
@@ -335,6 +350,7 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig
+    two_models: TwoModelsConfig | None = None
     prompts: PromptsConfig = PromptsConfig()
     rewards: RewardsConfig = RewardsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -344,3 +360,8 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    @property
+    def frozen(self) -> str | None:
+        """Of two models, the name of the one that is not trained."""
+        return self.two_models.frozen if self.two_models is not None else None

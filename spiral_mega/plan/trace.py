@@ -71,7 +71,7 @@ def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
         # The tracker sees FSDP's gathers where a module is called, so the head's method becomes the call itself.
         model.forward = MethodType(lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model)
         model.train()
-        optimizer = make_optimizer(model, config.optimizer)
+        optimizer = make_optimizer(model.parameters(), config.optimizer)
         _update(model, optimizer, batch, config)  # FSDP sets itself up at the first
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:

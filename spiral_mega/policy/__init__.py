@@ -1,12 +1,14 @@
 """The trained model behind one protocol (policy.py), on FSDP2 (fsdp/) or megatron-core (megatron/)."""
 
 from spiral_mega.config import Config
+from spiral_mega.config.models import model_configs
 from spiral_mega.errors import UserError
+from spiral_mega.policy.lora import ADAPTER
 from spiral_mega.policy.model_config import read_model_config
-from spiral_mega.policy.policy import Policy
+from spiral_mega.policy.policy import FrozenPolicy, Policy
 from spiral_mega.runtime import Runtime
 
-__all__ = ["Policy", "build_policy", "check_policy"]
+__all__ = ["FrozenPolicy", "Policy", "build_policies", "build_policy", "check_policy"]
 
 
 def check_policy(config: Config, world_size: int) -> None:
@@ -22,8 +24,30 @@ def check_policy(config: Config, world_size: int) -> None:
         check_layout(read_model_config(config.model.path), config, world_size)
 
 
+def build_policies(config: Config, runtime: Runtime) -> tuple[dict[str, Policy], dict[str, FrozenPolicy]]:
+    """By name, the run's models that are trained, and the others (see config/models.py)."""
+    two, configs = config.two_models, model_configs(config)
+    if two is None:
+        return {name: build_policy(each, runtime) for name, each in configs.items()}, {}
+    from spiral_mega.policy.fsdp.model import build_model
+    from spiral_mega.policy.fsdp.policy import FsdpModel, FsdpPolicy
+
+    base = None
+    if two.form == "adapters":
+        base = build_model(config.model, config.policy, runtime, config.run.seed, adapters=tuple(configs))
+    trained: dict[str, Policy] = {}
+    frozen: dict[str, FrozenPolicy] = {}
+    for name, each in configs.items():
+        adapter = ADAPTER if base is None else name
+        if name == two.frozen:
+            frozen[name] = FsdpModel(each, runtime, base, adapter).freeze()
+        else:
+            trained[name] = FsdpPolicy(each, runtime, base, adapter)
+    return trained, frozen
+
+
 def build_policy(config: Config, runtime: Runtime) -> Policy:
-    """The policy that `policy.backend` names."""
+    """The policy of a run of one model, on what `policy.backend` names."""
     if config.policy.backend == "megatron":
         from spiral_mega.policy.megatron.policy import MegatronPolicy
 

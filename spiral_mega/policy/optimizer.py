@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -12,9 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from spiral_mega.config import OptimizerConfig
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; vectors (norms, biases) are never decayed."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over those of `parameters` that are trained; vectors (norms, biases) are never decayed."""
+    trainable = [p for p in parameters if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},

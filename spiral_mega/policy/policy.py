@@ -11,13 +11,8 @@ import torch
 from spiral_mega.packing.sequences import Sequence
 
 
-class Policy(Protocol):
-    """A model that is trained on weighted sequences and gives away its weights."""
-
-    replica: int  # the ranks that hold one copy of the model between them have the same number, from 0
-
-    def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
-        """One optimizer step on this replica's micro-batches (every one has as many). Metrics, equal on all ranks."""
+class FrozenPolicy(Protocol):
+    """A model that tells log-probs and gives away its weights."""
 
     def logprobs(self, sequences: list[Sequence]) -> torch.Tensor:
         """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective.
@@ -34,11 +29,20 @@ class Policy(Protocol):
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The adapters' whole factors by the names of PEFT's files; collective."""
 
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the merged weights in Hugging Face form, or an adapter on a shared base in PEFT's; collective."""
+
+
+class Policy(FrozenPolicy, Protocol):
+    """One that is trained on weighted sequences."""
+
+    replica: int  # the ranks that hold one copy of the model between them have the same number, from 0
+
+    def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
+        """One optimizer step on this replica's micro-batches (every one has as many). Metrics, equal on all ranks."""
+
     def state_dict(self) -> dict[str, Any]:
         """Sharded model, optimizer and schedule, for torch.distributed.checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the merged weights in Hugging Face form; collective."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from spiral_mega.errors import UserError
+
+SKIPPED, UPDATES = "optim/skipped", "optim/updates"
 
 
 class GradientError(UserError):
@@ -13,18 +16,23 @@ class GradientError(UserError):
 
 @dataclass
 class SkippedUpdates:
-    """Counts updates that were skipped in a row, and allows `limit` of them."""
+    """Counts a model's updates that were skipped in a row, and allows `limit` of them."""
 
     limit: int
-    in_a_row: int = 0
+    in_a_row: Counter[str] = field(default_factory=Counter)
 
     def check(self, metrics: dict[str, float]) -> None:
         """Take a step's metrics. Raises GradientError past the limit; a step without any update changes nothing."""
-        skipped = int(metrics.get("optim/skipped", 0.0))
-        self.in_a_row = skipped + (self.in_a_row if skipped == metrics["optim/updates"] else 0)
-        if self.in_a_row > self.limit:
-            raise GradientError(
-                f"the gradient was not finite in the last {self.in_a_row} updates, which were skipped; "
-                f"policy.max_skipped allows {self.limit}: look for overflow (policy.param_dtype, rewards, "
-                "optimizer.lr). The weights are those before; the run goes on from its last checkpoint"
-            )
+        for model in [name.removeprefix(UPDATES) for name in metrics if name.startswith(UPDATES)]:
+            skipped = int(metrics.get(SKIPPED + model, 0.0))
+            self.in_a_row[model] = skipped + (self.in_a_row[model] if skipped == metrics[UPDATES + model] else 0)
+            if self.in_a_row[model] > self.limit:
+                raise GradientError(
+                    f"the gradient was not finite in the last {self.in_a_row[model]} updates{_of(model)}, which were "
+                    f"skipped; policy.max_skipped allows {self.limit}: look for overflow (policy.param_dtype, rewards, "
+                    "optimizer.lr). The weights are those before; the run goes on from its last checkpoint"
+                )
+
+
+def _of(model: str) -> str:
+    return f" of {model.removeprefix('/')}" if model else ""

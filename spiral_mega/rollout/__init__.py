@@ -1,15 +1,28 @@
 """Sampling: the engine protocol and engines, the search-to-aggregation pipeline, and the batch of a step."""
 
 from spiral_mega.config import Config
+from spiral_mega.config.models import ONE, model_configs
 from spiral_mega.errors import ConfigError
-from spiral_mega.rollout.engine import RolloutEngine, make_replica
+from spiral_mega.rollout.engine import RolloutEngine, Sampler, make_replica
+from spiral_mega.rollout.two_engines import TwoEngines
 from spiral_mega.runtime import Runtime
 
-__all__ = ["RolloutEngine", "build_engine"]
+__all__ = ["RolloutEngine", "Sampler", "build_engine", "build_engines"]
+
+
+def build_engines(
+    config: Config, stop_ids: frozenset[int], runtime: Runtime
+) -> tuple[Sampler, dict[str, RolloutEngine]]:
+    """What samples for the run, and by model's name what takes that model's weights. Collective."""
+    engines = {name: build_engine(each, stop_ids, runtime) for name, each in model_configs(config).items()}
+    return engines[ONE] if len(engines) == 1 else TwoEngines(engines), engines
 
 
 def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> RolloutEngine:
-    """The engine that `rollout.engine` names, without weights: the policy's are loaded into it. Collective."""
+    """The engine of one model, on what `rollout.engine` names, without weights: its policy's are loaded into it.
+
+    Collective.
+    """
     ranks = config.rollout.tensor_parallel
     if runtime.world_size % ranks:
         raise ConfigError(f"rollout.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from spiral_mega.runtime import Runtime
-from spiral_mega.traces import FinishReason
+from spiral_mega.traces import SEARCH, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Request:
     """n samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
 
     `key` is the caller's, unique among the requests in flight, and comes back with each sample. Where not all fit,
-    those of lower `priority` go first.
+    those of lower `priority` go first. `component` tells who is asked, where there are two models.
     """
 
     key: tuple[Any, ...]
@@ -31,6 +31,7 @@ class Request:
     seed: int
     max_tokens: int
     priority: int = 0
+    component: str = SEARCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def make_replica(runtime: Runtime, ranks: int) -> Replica:
     return Replica(index, runtime.world_size // ranks, place == 0, ranks)
 
 
-class RolloutEngine(Protocol):
-    """Samples from the current policy. Temperature and stop tokens are set when the engine is built."""
+class Sampler(Protocol):
+    """Answers requests. Temperature and stop tokens are set when it is built."""
 
     replica: Replica
 
@@ -92,6 +93,19 @@ class RolloutEngine(Protocol):
     def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
         """Give up what is unfinished of the requests of these keys; none of it comes out any more."""
 
+    def forget(self) -> None:
+        """Drop cached prompts, so that nothing sampled before touches what comes. Nothing may be in flight."""
+
+    def sleep(self) -> None:
+        """Leave the device to others until the next load. Nothing may be in flight."""
+
+    def close(self) -> None:
+        """Give back what the engine holds; nothing may be asked of it, or of the process group, afterwards."""
+
+
+class RolloutEngine(Sampler, Protocol):
+    """Samples from the current weights of one policy."""
+
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
 
@@ -101,12 +115,3 @@ class RolloutEngine(Protocol):
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take adapters of the weights loaded before, as `model.lora` describes them and by PEFT's names; use them."""
-
-    def forget(self) -> None:
-        """Drop cached prompts, so that nothing sampled before touches what comes. Nothing may be in flight."""
-
-    def sleep(self) -> None:
-        """Leave the device to others until the next load. Nothing may be in flight."""
-
-    def close(self) -> None:
-        """Give back what the engine holds; nothing may be asked of it, or of the process group, afterwards."""

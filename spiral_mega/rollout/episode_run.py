@@ -131,7 +131,7 @@ class EpisodeRun:
         key = (self.index, trace.component, trace.set_index, trace.index, talk.turns)
         prompt = [*trace.prompt_ids, *trace.response_ids]
         seed = derive_seed(*self.task.seed_parts, "turn", *map(str, key[1:]))
-        return Request(key, prompt, 1, seed, max_tokens=room, priority=-len(prompt))
+        return Request(key, prompt, 1, seed, max_tokens=room, priority=-len(prompt), component=trace.component)
 
     def _most_tokens(self, set_index: int | None) -> int:
         """The longest response, in tokens."""
@@ -162,4 +162,5 @@ class EpisodeRun:
             max_tokens=self._most_tokens(set_index),
             # What is nearest to its end goes first, and of sets the one that takes longest to read.
             priority=0 if component == SEARCH else -len(prompt),
+            component=component,
         )

@@ -84,12 +84,15 @@ def check_verifier(metrics: dict[str, float], rewards: RewardsConfig) -> None:
 
 
 def check_mismatch(metrics: dict[str, float], rollout: RolloutConfig) -> None:
-    """Warn, or raise MismatchError, when the step's sampler/kl passed `rollout.max_kl`."""
-    kl = metrics.get("sampler/kl", 0.0)
-    if rollout.max_kl is None or kl <= rollout.max_kl:
+    """Warn, or raise MismatchError, when the step's sampler/kl, of any model, passed `rollout.max_kl`."""
+    if (bound := rollout.max_kl) is None:
+        return
+    found = {name: kl for name, kl in metrics.items() if name.startswith("sampler/kl")}
+    over = [f"{name} is {kl:.3g}" for name, kl in found.items() if not kl <= bound]
+    if not over:
         return
     message = (
-        f"sampler/kl is {kl:.3g}, above rollout.max_kl ({rollout.max_kl}): the engine's log-probs are not those of the "
+        f"{', '.join(over)}, above rollout.max_kl ({rollout.max_kl}): the engine's log-probs are not those of the "
         "policy. Look for other kernels, precision or templates; algorithm.loss=truncated_importance_sampling and "
         "algorithm.max_sequence_ratio limit what it does"
     )

@@ -23,7 +23,7 @@ from spiral_mega.environments import make_environment
 from spiral_mega.heartbeat import beat
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
-from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
+from spiral_mega.rollout.engine import Request, Sample, Sampler
 from spiral_mega.rollout.episode_run import EpisodeRun, Recipe, Task
 from spiral_mega.traces import Episode
 
@@ -55,7 +55,7 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: Sampler,
         prompter: Prompter,
         verifier: Verifier,
         tokenizer: PreTrainedTokenizerBase,

@@ -6,15 +6,17 @@ one small update behind differs by little more than rounding: only a tight `max_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
 
 from spiral_mega.config import Config
+from spiral_mega.config.models import named
 from spiral_mega.distributed import max_over_ranks
 from spiral_mega.errors import UserError
 from spiral_mega.packing.sequences import Sequence
-from spiral_mega.policy import Policy
+from spiral_mega.policy import FrozenPolicy
 from spiral_mega.rollout.engine import Request, RolloutEngine
 from spiral_mega.runtime import Runtime
 
@@ -28,17 +30,26 @@ class SyncError(UserError):
 class WeightSync:
     """Streams weights and compares, on a response to `prompt_ids`, the engine's log-probs with the policy's.
 
-    With `rollout.lora` "adapter" the weights go once, without adapters, and the adapters each time.
+    With `rollout.lora` "adapter" the weights go once, without adapters, and the adapters each time. What is `frozen`
+    goes once, unless the engine loses it in its sleep.
     """
 
     def __init__(
-        self, policy: Policy, engine: RolloutEngine, prompt_ids: Seq[int], config: Config, runtime: Runtime
+        self,
+        policy: FrozenPolicy,
+        engine: RolloutEngine,
+        prompt_ids: Seq[int],
+        config: Config,
+        runtime: Runtime,
+        *,
+        frozen: bool = False,
     ) -> None:
         self.policy, self.engine, self.runtime = policy, engine, runtime
         self.max_gap = config.rollout.max_sync_gap
         self.dtype = getattr(torch, config.policy.param_dtype)
         self.adapter, self.base_sent = config.rollout.lora == "adapter", False
         self.sleeps = config.rollout.sleep
+        self.once, self.sent = frozen and not self.sleeps, False
         self._request = Request(("canary",), list(prompt_ids), 1, 0, CANARY_TOKENS)
 
     def release(self) -> None:
@@ -48,12 +59,9 @@ class WeightSync:
 
     def __call__(self) -> dict[str, float]:
         """Sync, check and return the gap; collective. Raises SyncError on every rank when that of any is too large."""
-        self.runtime.empty_cache()  # the engine takes its memory from the device, not from torch
-        if not self.base_sent:
-            self.engine.load_weights(self.policy.weights(self.dtype, merge=not self.adapter))
-        if self.adapter:
-            self.base_sent = True
-            self.engine.load_adapter(self.policy.adapter())
+        if not (self.once and self.sent):
+            self._send()
+            self.sent = True
         gap = max_over_ranks({"gap": self._gap()})["gap"]
         if not gap <= self.max_gap:
             raise SyncError(
@@ -62,6 +70,14 @@ class WeightSync:
                 "model. Nothing was trained on its samples"
             )
         return {"sampler/canary_gap": gap}
+
+    def _send(self) -> None:
+        self.runtime.empty_cache()  # the engine takes its memory from the device, not from torch
+        if not self.base_sent:
+            self.engine.load_weights(self.policy.weights(self.dtype, merge=not self.adapter))
+        if self.adapter:
+            self.base_sent = True
+            self.engine.load_adapter(self.policy.adapter())
 
     def _gap(self) -> float:
         self.engine.add(self._request)
@@ -75,11 +91,17 @@ class WeightSync:
         return float(difference.abs().nan_to_num(nan=float("inf")).max())
 
 
-class NoSync:
-    """In place of WeightSync where there is no engine."""
+class Syncs:
+    """One sync for each model, each with its own canary; none where there is no engine."""
+
+    def __init__(self, by_model: Mapping[str, WeightSync]) -> None:
+        self.by_model = dict(by_model)
 
     def release(self) -> None:
-        pass
+        """As WeightSync's."""
+        for sync in self.by_model.values():
+            sync.release()
 
     def __call__(self) -> dict[str, float]:
-        return {}
+        """As WeightSync's, the gaps by model."""
+        return {named(gap, model): value for model, sync in self.by_model.items() for gap, value in sync().items()}

@@ -13,8 +13,9 @@ import torch
 from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
+from spiral_mega.config.models import ONE, writer
 from spiral_mega.config.schema import AlgorithmConfig
-from spiral_mega.traces import SEARCH, Episode, Problem, Trace
+from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 from tests.algorithm.test_unbiased_designs import draws as draws_of_design
 
 RESPONSES = ((0,), (1, 0), (1, 1))
@@ -73,18 +74,17 @@ def draws(config):
     return [(float(chance), sets) for chance, sets in draws_of_design(*shape)]
 
 
-def outcomes(config, laws, *, search_rewards=True):
+def outcomes(config, laws, phi=THETA):
     """Every episode for every draw of the sets, as (probability, episode, what each trace was shown).
 
-    A set's members are positions among the traces so far. Without `search_rewards` they are NaN, so that any use of
-    them shows.
+    A set's members are positions among the traces so far. THETA writes the search traces, `phi` the others.
     """
     plan = make_objective(config).plan
     for chance, sets in laws:
-        yield from _complete(chance, plan, sets, [], [])
+        yield from _complete(chance, plan, sets, [], [], phi)
 
 
-def _complete(chance, plan, sets, traces, shown):
+def _complete(chance, plan, sets, traces, shown, phi):
     """Episodes that begin with `traces`."""
     if len(traces) < plan.search_traces:
         component, index, set_index, seen = SEARCH, len(traces), None, None
@@ -97,16 +97,17 @@ def _complete(chance, plan, sets, traces, shown):
         return
     for y in RESPONSES:
         made = trace(component, index, y, set_index)
-        yield from _complete(chance * chance_of(y, seen), plan, sets, [*traces, made], [*shown, seen])
+        likely = chance_of(y, seen, tuple(THETA if seen is None else phi))
+        yield from _complete(chance * likely, plan, sets, [*traces, made], [*shown, seen], phi)
 
 
 CHANCES: dict = {}
 
 
-def chance_of(response, shown):
-    key = response, shown
+def chance_of(response, shown, theta):
+    key = response, shown, theta
     if key not in CHANCES:
-        CHANCES[key] = probability(response, THETA, shown)
+        CHANCES[key] = probability(response, theta, shown)
     return CHANCES[key]
 
 
@@ -123,9 +124,13 @@ def episode_of(plan, sets, traces):
     return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.answers] for i in starts])
 
 
-def expected_gradient(config, episodes, theta=THETA):
-    """The gradient of the loss of (probability, episode, shown), each a batch of its own, at theta."""
-    objective = make_objective(config)
+def expected_gradient(config, episodes, theta=THETA, *, model=ONE, frozen=None):
+    """The gradient of the loss of (probability, episode, shown), each a batch of its own, at theta.
+
+    Of two models, that of the one called `model`, whose parameters theta then are.
+    """
+    objective = make_objective(config, frozen)
+    models = (ONE,) if model == ONE else (SEARCH, AGGREGATION)
     weighting = make_weighting(config, objective)
     inputs, targets, advantages, ids, weights = [], [], [], [], []
     next_id = itertools.count()
@@ -133,7 +138,7 @@ def expected_gradient(config, episodes, theta=THETA):
         objective.assign(episode)
         totals = component_totals([episode], objective.components)
         for made, seen in zip(episode.traces(), shown, strict=True):
-            if made.component not in totals:
+            if made.component not in totals or writer(made.component, models) != model:
                 continue
             sequence, weight = next(next_id), chance * weighting.trace_weight(made, totals)
             for position, token in enumerate(made.response_ids):

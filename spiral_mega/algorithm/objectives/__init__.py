@@ -14,7 +14,7 @@ from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config.explain import read_section
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
-from spiral_mega.traces import Episode
+from spiral_mega.traces import SEARCH, Episode
 
 
 class Objective(Protocol):
@@ -42,8 +42,28 @@ class NoOptions(Section):
     """Of a recipe that has none."""
 
 
-def make_objective(config: AlgorithmConfig) -> Objective:
-    """The objective that `config.objective` names, with `config.options`.
+class Held:
+    """An objective with one of two models held: its traces are sampled, and get no credit (paper, appendix B)."""
+
+    def __init__(self, objective: Objective, held: str) -> None:
+        """`held`: search or aggregation."""
+        self.plan, self._objective = objective.plan, objective
+        self.components = tuple(name for name in objective.components if (name == SEARCH) != (held == SEARCH))
+
+    def assign(self, episode: Episode) -> None:
+        """As the objective does; then nothing is left to those that are held."""
+        self._objective.assign(episode)
+        for trace in episode.traces():
+            if trace.component not in self.components:
+                trace.advantage, trace.gated = 0.0, False
+
+    def gradient_scales(self) -> dict[str, float]:
+        """Those of the others, which do not change: each is a gradient with the other model's weights held."""
+        return {name: each for name, each in self._objective.gradient_scales().items() if name in self.components}
+
+
+def make_objective(config: AlgorithmConfig, held: str | None = None) -> Objective:
+    """The objective that `config.objective` names, with `config.options`; of two models, `held` learns nothing.
 
     Raises ValueError for an unknown name, with the known ones, and for options that are not the recipe's.
     """
@@ -52,4 +72,5 @@ def make_objective(config: AlgorithmConfig) -> Objective:
         raise ValueError(f"algorithm.objective is {config.objective!r}: use one of {', '.join(known)}")
     recipe = importlib.import_module(f"{__name__}.{config.objective}")
     options = read_section(getattr(recipe, "Options", NoOptions), config.options, "algorithm.options")
-    return cast(Objective, recipe.build(config, options))
+    objective = cast(Objective, recipe.build(config, options))
+    return objective if held is None else Held(objective, held)

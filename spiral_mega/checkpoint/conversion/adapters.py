@@ -49,17 +49,18 @@ def read_peft(folder: Path) -> Adapter:
         raise UserError(f"{folder} is not a plain LoRA adapter ({kind}, {', '.join(strange)}): merge it with peft")
     tensors = {name: stored.read() for name, stored in read_file(folder / WEIGHTS).items()}
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Adapter(_pair(tensors, ".weight", scale, rank, folder), rank, scale * rank)
+    return Adapter(pair(tensors, ".weight", scale, rank, folder), rank, scale * rank)
 
 
 def read_trained(source: Source, lora: dict[str, Any], folder: Path) -> Adapter:
     """The adapter in the trainer's checkpoint; `lora` is model.lora of its configuration."""
     tensors = {name: whole(source, name) for name in source.forms}
     rank, alpha = int(lora["rank"]), float(lora["alpha"])
-    return Adapter(_pair(tensors, f".{ADAPTER}.weight", alpha / rank, rank, folder), rank, alpha)
+    return Adapter(pair(tensors, f".{ADAPTER}.weight", alpha / rank, rank, folder), rank, alpha)
 
 
-def _pair(tensors: dict[str, torch.Tensor], end: str, scale: float, rank: int, folder: Path) -> dict[str, Factors]:
+def pair(tensors: dict[str, torch.Tensor], end: str, scale: float, rank: int, folder: Path) -> dict[str, Factors]:
+    """The factors of each layer's update, by its weight's name. Raises UserError if they are not of that rank."""
     layers: dict[str, dict[str, torch.Tensor]] = {}
     strange = []
     for name, tensor in tensors.items():

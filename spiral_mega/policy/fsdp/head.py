@@ -18,7 +18,6 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from spiral_mega.errors import UserError
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.packing.batch import TreeBatch
-from spiral_mega.policy.lora import ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +103,9 @@ def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float)
         # As a second product the adapter costs R * (H + V) * rank; merged into the weight it would cost a copy of the
         # weight and a gradient of its size.
         if not head.disable_adapters:
-            low_rank = head.scaling[ADAPTER] * F.linear(hidden, head.lora_A[ADAPTER].weight)
-            adapter = low_rank, head.lora_B[ADAPTER].weight
+            (name,) = head.active_adapters
+            low_rank = head.scaling[name] * F.linear(hidden, head.lora_A[name].weight)
+            adapter = low_rank, head.lora_B[name].weight
         head = head.get_base_layer()
     result = linear_logprob(
         hidden,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,23 +18,29 @@ from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
 from spiral_mega.packing.attention import check_model
 from spiral_mega.policy.fsdp.head import LogitForm, read_logit_form, register_logprobs
-from spiral_mega.policy.lora import add_lora
+from spiral_mega.policy.lora import ADAPTER, add_lora
 from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 
-def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtime, seed: int) -> Any:
-    """The model of `model_config`, sharded over all ranks, float32 masters, with adapters if asked for.
+def build_model(
+    model_config: ModelConfig,
+    config: PolicyConfig,
+    runtime: Runtime,
+    seed: int,
+    adapters: Sequence[str] = (ADAPTER,),
+) -> Any:
+    """The model of `model_config`, sharded over all ranks, float32 masters, with `adapters` if it asks for any.
 
     Rank 0 alone reads the files; the others receive their shards from it. No rank puts the whole model on its
     accelerator.
     """
     hf_config = read_model_config(model_config.path)
     attention = runtime.packed_attention(getattr(torch, config.param_dtype), config.attention)
-    model, logit_form = empty_model(model_config, hf_config, config, attention, seed)
-    weights = _read_on_main(model_config, hf_config, runtime, seed)
+    model, logit_form = empty_model(model_config, hf_config, config, attention, seed, adapters)
+    weights = _read_on_main(model_config, hf_config, runtime, seed, adapters)
     shard(model, config)
     materialise(model, runtime.device)
     set_model_state_dict(
@@ -44,7 +51,12 @@ def build_model(model_config: ModelConfig, config: PolicyConfig, runtime: Runtim
 
 
 def empty_model(
-    model_config: ModelConfig, hf_config: PretrainedConfig, config: PolicyConfig, attention: str, seed: int
+    model_config: ModelConfig,
+    hf_config: PretrainedConfig,
+    config: PolicyConfig,
+    attention: str,
+    seed: int,
+    adapters: Sequence[str] = (ADAPTER,),
 ) -> tuple[Any, LogitForm]:
     """The model of `hf_config` on the meta device, with adapters if asked for, and what it does to its logits."""
     try:
@@ -59,20 +71,22 @@ def empty_model(
     model.tie_weights()  # emptying the weights untied them
     logit_form = read_logit_form(model)
     with init_empty_weights(include_buffers=False):
-        return _adapt(model, model_config.lora, seed), logit_form
+        return _adapt(model, model_config.lora, seed, adapters), logit_form
 
 
-def _adapt(model: Any, lora: LoraConfig | None, seed: int) -> Any:
-    return model if lora is None else add_lora(model, lora, seed)
+def _adapt(model: Any, lora: LoraConfig | None, seed: int, adapters: Sequence[str]) -> Any:
+    return model if lora is None else add_lora(model, lora, seed, adapters)
 
 
-def _read_on_main(model: ModelConfig, hf_config: PretrainedConfig, runtime: Runtime, seed: int) -> dict[str, Any]:
+def _read_on_main(
+    model: ModelConfig, hf_config: PretrainedConfig, runtime: Runtime, seed: int, adapters: Sequence[str]
+) -> dict[str, Any]:
     """The whole weights on rank 0, none elsewhere. What fails there fails on every rank, so that none waits for it."""
     weights: dict[str, Any] = {}
     problem = ""
     if runtime.is_main:
         try:
-            weights = _read_weights(model, hf_config, seed)
+            weights = _read_weights(model, hf_config, seed, adapters)
         except Exception as error:  # whatever it is, the other ranks have to hear of it
             log.debug("reading %s failed", model.path, exc_info=True)
             problem = f"the weights at model.path {model.path!r} do not load ({type(error).__name__}: {error})"
@@ -81,13 +95,15 @@ def _read_on_main(model: ModelConfig, hf_config: PretrainedConfig, runtime: Runt
     return weights
 
 
-def _read_weights(model: ModelConfig, hf_config: PretrainedConfig, seed: int) -> dict[str, torch.Tensor]:
+def _read_weights(
+    model: ModelConfig, hf_config: PretrainedConfig, seed: int, adapters: Sequence[str]
+) -> dict[str, torch.Tensor]:
     source, found = AutoModelForCausalLM.from_pretrained(
         model.path, config=hf_config, dtype=torch.float32, low_cpu_mem_usage=True, output_loading_info=True
     )
     if missing := sorted(found["missing_keys"]):  # transformers would go on with random numbers
         raise ValueError(f"no {', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''} in its files")
-    return _adapt(source, model.lora, seed).state_dict()
+    return _adapt(source, model.lora, seed, adapters).state_dict()
 
 
 def shard(model: Any, config: PolicyConfig) -> None:

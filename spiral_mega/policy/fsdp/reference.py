@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 
 from spiral_mega.config import Config, ModelConfig
 from spiral_mega.errors import ConfigError
 from spiral_mega.packing.batch import TreeBatch
 from spiral_mega.policy.fsdp.model import build_model
+from spiral_mega.policy.lora import adapters_off
 from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.runtime import Runtime
 
@@ -56,16 +56,3 @@ def make_reference(policy: Any, config: Config, runtime: Runtime) -> Reference |
         )
     model = build_model(ModelConfig(path=path), config.policy, runtime, config.run.seed)
     return Reference(model.requires_grad_(False), nullcontext, temperature)
-
-
-@contextmanager
-def adapters_off(model: Any) -> Iterator[None]:
-    """Low-rank adapters contribute nothing meanwhile. Not peft's own switch, which changes what requires a gradient."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    try:
-        for layer in layers:
-            layer._disable_adapters = True
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False

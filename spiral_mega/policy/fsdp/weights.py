@@ -17,37 +17,55 @@ from torch.distributed.tensor import DTensor, Shard
 
 from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.heartbeat import beat
-from spiral_mega.policy.lora import ADAPTER
+from spiral_mega.policy.lora import ADAPTER, is_of
 from spiral_mega.rows import Rows, own_rows
 
 MERGE_ELEMENTS = 2**18  # of B A at a time, so that the sum and its change of type find it in the cache
 
 
 @dataclass(frozen=True, slots=True)
+class _Update:
+    """scale * B A, of an adapter: parameters A [r, in] and B [out, r]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to give away under `names`; `adapter` is the layer whose low-rank update is merged into it, or None."""
+    """A tensor to give away under `names`, and the low-rank update that is merged into it, or None."""
 
     names: list[str]
     parameter: torch.Tensor
-    adapter: Any
+    update: _Update | None
 
 
 def full_weights(
-    model: nn.Module, rows: Rows, *, bucket_bytes: int, dtype: torch.dtype | None = None, merge: bool = True
+    model: nn.Module,
+    rows: Rows,
+    *,
+    bucket_bytes: int,
+    dtype: torch.dtype | None = None,
+    adapter: str | None = ADAPTER,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole tensors by Hugging Face name, in `dtype` (default: their own), of adapters merged: W + scale * B A.
+    """Whole tensors by Hugging Face name, in `dtype` (default: their own), `adapter`, if any, merged: W + scale * B A.
 
     At most `bucket_bytes` are gathered at once, or one tensor if that is larger. A tied head comes as a tensor of its
     own, if it has an adapter. Collective: every rank must iterate to the end.
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    return checkpoint_tensors(base.config.model_type, _stream(_entries(model, merge), rows, bucket_bytes, dtype))
+    return checkpoint_tensors(base.config.model_type, _stream(_entries(model, adapter), rows, bucket_bytes, dtype))
 
 
-def adapter_weights(model: PeftModel, rows: Rows, *, bucket_bytes: int) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_weights(
+    model: PeftModel, rows: Rows, *, bucket_bytes: int, adapter: str = ADAPTER
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The whole factors A [r, in] and B [out, r] of every adapted layer, by the names of PEFT's files; as above."""
-    named = [(name.replace(f".{ADAPTER}.weight", ".weight"), p) for name, p in model.named_parameters()]
-    return _stream([_Entry([name], p, None) for name, p in named if ".lora_" in name], rows, bucket_bytes, None)
+    named = [
+        (name.removesuffix(f".{adapter}.weight"), p) for name, p in model.named_parameters() if is_of(adapter, name)
+    ]
+    return _stream([_Entry([f"{name}.weight"], p, None) for name, p in named], rows, bucket_bytes, None)
 
 
 def _stream(
@@ -61,22 +79,23 @@ def _stream(
                 yield name, tensor
 
 
-def _entries(model: nn.Module, merge: bool) -> list[_Entry]:
+def _entries(model: nn.Module, adapter: str | None) -> list[_Entry]:
     any_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
-    entries: dict[tuple[int, int], _Entry] = {}
+    entries: dict[tuple[int, str], _Entry] = {}
     for name, parameter in base.named_parameters(remove_duplicate=False):
         if ".lora_" in name:
             continue
         if parameter.requires_grad and any_sharded and not isinstance(parameter, DTensor):
             raise RuntimeError(f"{name} is unsharded, so it holds a copy in compute type and not the weight itself")
         owner, _, leaf = name.rpartition(".")
-        adapter: Any = None
+        update, layer = None, ""  # a tied tensor is given once, but for one that an adapter changes
         if owner == "base_layer" or owner.endswith(".base_layer"):
             owner = owner.removesuffix("base_layer").removesuffix(".")
             name = f"{owner}.{leaf}"
-            adapter = base.get_submodule(owner) if merge and leaf == "weight" else None
-        entries.setdefault((id(parameter), id(adapter)), _Entry([], parameter, adapter)).names.append(name)
+            if adapter is not None and leaf == "weight":
+                update, layer = _update(base.get_submodule(owner), adapter), owner
+        entries.setdefault((id(parameter), layer), _Entry([], parameter, update)).names.append(name)
     return list(entries.values())
 
 
@@ -86,7 +105,7 @@ def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -
     filled = 0
     for entry in entries:
         kind = dtype or entry.parameter.dtype
-        factors = [] if entry.adapter is None else [_factor(entry.adapter.lora_A)]
+        factors = [] if entry.update is None else [entry.update.a]
         size = entry.parameter.numel() * kind.itemsize + sum(each.numel() * each.itemsize for each in factors)
         if bucket and (filled + size > limit or kind != (dtype or bucket[0].parameter.dtype)):
             yield bucket
@@ -100,15 +119,15 @@ def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -
 def _gather(bucket: Sequence[_Entry], rows: Rows, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """The bucket's tensors, whole and merged, of `dtype`, each with memory of its own or its parameter's."""
     parameters = [entry.parameter for entry in bucket]
-    factors = [_factor(entry.adapter.lora_A) for entry in bucket if entry.adapter is not None]
+    factors = [entry.update.a for entry in bucket if entry.update is not None]
     mesh = next((each.device_mesh for each in (*parameters, *factors) if isinstance(each, DTensor)), None)
     if mesh is None or mesh.size() == 1:
         for entry in bucket:
-            if entry.adapter is None and entry.parameter.dtype == dtype:
+            if entry.update is None and entry.parameter.dtype == dtype:
                 yield _local(entry.parameter)
                 continue
             whole = torch.empty_like(_local(entry.parameter), dtype=dtype)
-            _write(entry, None if entry.adapter is None else _local(_factor(entry.adapter.lora_A)), whole)
+            _write(entry, None if entry.update is None else _local(entry.update.a), whole)
             yield whole
         return
     for each in (*parameters, *factors):
@@ -123,7 +142,7 @@ def _gather(bucket: Sequence[_Entry], rows: Rows, dtype: torch.dtype) -> Iterato
     if factors:
         rows.complete(whole_factors)
     for entry, whole in zip(bucket, wholes, strict=True):
-        _write(entry, None if entry.adapter is None else whole_factors.pop(0), own_rows(whole, rank, size))
+        _write(entry, None if entry.update is None else whole_factors.pop(0), own_rows(whole, rank, size))
     rows.complete(wholes)
     while wholes:
         yield wholes.pop(0)
@@ -132,11 +151,11 @@ def _gather(bucket: Sequence[_Entry], rows: Rows, dtype: torch.dtype) -> Iterato
 def _write(entry: _Entry, factor: torch.Tensor | None, out: torch.Tensor) -> None:
     """This rank's rows of the entry's tensor into `out`: of W, or of W + scale * B A given the whole A, `factor`."""
     weight = _local(entry.parameter)
-    if factor is None:
+    if factor is None or entry.update is None:
         out.copy_(weight)
         return
-    scale, step = entry.adapter.scaling[ADAPTER], max(1, MERGE_ELEMENTS // out.shape[1])
-    parts = (torch.split(each, step) for each in (weight, _local(_factor(entry.adapter.lora_B)), out))
+    scale, step = entry.update.scale, max(1, MERGE_ELEMENTS // out.shape[1])
+    parts = (torch.split(each, step) for each in (weight, _local(entry.update.b), out))
     for w, b, part in zip(*parts, strict=True):
         if part.dtype == w.dtype:
             torch.addmm(w, b, factor, alpha=scale, out=part)
@@ -144,9 +163,8 @@ def _write(entry: _Entry, factor: torch.Tensor | None, out: torch.Tensor) -> Non
             part.copy_(torch.addmm(w, b, factor, alpha=scale))
 
 
-def _factor(layers: Any) -> torch.Tensor:
-    weight: torch.Tensor = layers[ADAPTER].weight
-    return weight
+def _update(layer: Any, adapter: str) -> _Update:
+    return _Update(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
