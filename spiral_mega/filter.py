@@ -32,6 +32,7 @@ def filter_by_difficulty(
     check_output(output)
     if output.resolve() in {Path(source.path).resolve() for source in config.data.train}:
         raise ConfigError(f"--output {output} is a training file itself: choose another name")
+    config = config.model_copy(update={"two_models": None})  # of two models, the one that searches
     setup_logging(runtime.rank, Path(config.run.dir))
     check_context(config)
     tokenizer = load_tokenizer(config.model)

@@ -23,6 +23,7 @@ from spiral_mega.checkpoint.policies import load_policies, policy_states
 from spiral_mega.checkpoint.resume import find_resumable
 from spiral_mega.config import Config, DataSource, ModelConfig
 from spiral_mega.config.load import dump_config
+from spiral_mega.config.models import model_configs
 from spiral_mega.data.errors import DataError
 from spiral_mega.data.filters import fit_prompts
 from spiral_mega.data.problems import fingerprint, load_sources
@@ -224,15 +225,32 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
 
 
 def check_context(config: Config) -> None:
-    """That the model exists, is the one that was planned with, and is made for rollout.max_context_tokens."""
-    model = read_model_config(config.model.path)
-    check_dimensions(config.model.dimensions or {}, model, config.model.path)
-    limit = getattr(model, "max_position_embeddings", None)
-    if limit is not None and config.rollout.max_context_tokens > limit:
-        raise ConfigError(
-            f"rollout.max_context_tokens is {config.rollout.max_context_tokens}, but the model at {config.model.path} "
-            f"is made for {limit} positions: lower it"
-        )
+    """That each model exists, is the one that was planned with, and is made for rollout.max_context_tokens.
+
+    Of two, also that they have the same tokens, since the one reads what the other wrote.
+    """
+    for each in model_configs(config).values():
+        model = read_model_config(each.model.path)
+        check_dimensions(each.model.dimensions or {}, model, each.model.path)
+        limit = getattr(model, "max_position_embeddings", None)
+        if limit is not None and config.rollout.max_context_tokens > limit:
+            raise ConfigError(
+                f"rollout.max_context_tokens is {config.rollout.max_context_tokens}, but the model at "
+                f"{each.model.path} is made for {limit} positions: lower it"
+            )
+    if config.two_models is not None and (phi := config.two_models.aggregation_model) is not None:
+        theirs = [_tokens(model) for model in (config.model, phi)]
+        if theirs[0] != theirs[1]:
+            raise ConfigError(
+                f"two_models.aggregation_model.path {phi.path} has other tokens than model.path {config.model.path}: "
+                "the one reads what the other wrote, so name models of the same tokenizer and vocabulary"
+            )
+
+
+def _tokens(model: ModelConfig) -> tuple[int, dict[str, int]]:
+    """The size of the model's vocabulary, and its tokens by name."""
+    vocabulary: int = read_model_config(model.path).get_text_config().vocab_size
+    return vocabulary, load_tokenizer(model).get_vocab()
 
 
 def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:

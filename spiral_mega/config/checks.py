@@ -124,6 +124,11 @@ def _two_models(config: Config, objective: Objective) -> Iterator[str]:
                 "two_models.aggregation_model is set, but two_models.form is 'adapters', whose base and model.lora are "
                 "both models': leave it out, or set two_models.form=models"
             )
+    if config.rollout.sleep and not (two.form == "adapters" and config.rollout.lora == "adapter"):
+        yield (
+            "rollout.sleep is true, but two_models takes two vLLM engines here, of which only one in a process can "
+            "sleep: set rollout.sleep=false, or share one by two_models.form=adapters and rollout.lora=adapter"
+        )
     if two.aggregation_model is not None and two.aggregation_model.tokenizer is not None:
         yield (
             f"two_models.aggregation_model.tokenizer is {two.aggregation_model.tokenizer!r}, but both models read and "

@@ -11,6 +11,7 @@ from typing import Any
 from spiral_mega.analysis import summarise
 from spiral_mega.config import Config
 from spiral_mega.config.load import dump_config, load_config
+from spiral_mega.config.models import model_configs
 from spiral_mega.data.problems import fingerprint
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.harnesses import Sampling, samplings
@@ -21,14 +22,14 @@ from spiral_mega.evaluation.sampling import sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.evaluation.target import Target, find_target
 from spiral_mega.prompts import Prompter
-from spiral_mega.rollout import build_engine
+from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.pipeline import Interrupted, Pipeline
 from spiral_mega.run import check_context, load_problems_for, load_tokenizer, make_verifier, stop_ids
 from spiral_mega.run_folder import locked_folder
 from spiral_mega.runtime import Runtime
 from spiral_mega.signals import StopRequest
 from spiral_mega.telemetry import atomic_path, setup_logging, write_json_atomic
-from spiral_mega.traces import Problem
+from spiral_mega.traces import AGGREGATION, Problem
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,9 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
             with atomic_path(folder / "config.yaml") as path:
                 path.write_text(dump_config(config))
         verifier = stack.enter_context(make_verifier(config, problems))
-        engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
+        engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
         stack.callback(engine.close)
-        engine.load_weights(target.weights(config, runtime))
+        target.load(engines, config, runtime)
         try:
             for sampling in needed:
                 pipeline = Pipeline(
@@ -131,7 +132,10 @@ def _conclude(config: Config, needed: Sequence[Sampling], problems: Sequence[Pro
 
 def _identity(config: Config, target: Target, problems: Sequence[Problem]) -> dict[str, Any]:
     settings = config.model_dump(mode="json")
-    return {
+    phi = {}
+    if config.two_models is not None:
+        phi = {"aggregation": Target(model_configs(config)[AGGREGATION].model.path).identity()}
+    return phi | {
         "model": target.identity(),
         "data": fingerprint(problems),
         "prompts": settings["prompts"],

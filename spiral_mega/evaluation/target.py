@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from spiral_mega.checkpoint.manager import CheckpointManager
+from spiral_mega.checkpoint.policies import load_policies, policy_states
 from spiral_mega.config import Config
 from spiral_mega.config.load import load_config
+from spiral_mega.config.models import model_configs
 from spiral_mega.errors import ConfigError
-from spiral_mega.policy import build_policy
+from spiral_mega.policy import build_policies
+from spiral_mega.rollout import RolloutEngine
 from spiral_mega.rollout.weights import pretrained_weights
 from spiral_mega.runtime import Runtime
 
@@ -33,20 +36,23 @@ class Target:
         """What the configuration of an evaluation of this says, whatever its file does."""
         sampling: dict[str, Any] = {"rollout": {"lora": "merge", "sleep": False, "record": None, "replay": None}}
         if self.checkpoint is not None:  # the architecture that the checkpoint fits
-            return sampling | {"model": self._run().model.model_dump(mode="json")}
-        return sampling | {"model": {"path": self.model, "tokenizer": None, "lora": None}}
+            run = self._run().model_dump(mode="json")
+            return sampling | {"model": run["model"], "two_models": run["two_models"]}
+        return sampling | {"model": {"path": self.model, "tokenizer": None, "lora": None}, "two_models": None}
 
-    def weights(self, config: Config, runtime: Runtime) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by Hugging Face name, adapters merged; collective."""
+    def load(self, engines: Mapping[str, RolloutEngine], config: Config, runtime: Runtime) -> None:
+        """Give each model's engine its whole weights, adapters merged; collective."""
         if self.checkpoint is None:
-            yield from pretrained_weights(config.model.path)
+            for model, each in model_configs(config).items():
+                engines[model].load_weights(pretrained_weights(each.model.path))
             return
         run = self._run()
-        policy = build_policy(run, runtime)
+        policies, frozen = build_policies(run, runtime)
         checkpoints = CheckpointManager(self.checkpoint.parent, run.checkpoint.keep_last)
         step = int(self.checkpoint.name.removeprefix("step_"))
-        policy.load_state_dict(checkpoints.load(step, {"policy": policy.state_dict()})["policy"])
-        yield from policy.weights(getattr(torch, config.policy.param_dtype))
+        load_policies(policies, checkpoints.load(step, policy_states(policies)))
+        for model, policy in {**policies, **frozen}.items():
+            engines[model].load_weights(policy.weights(getattr(torch, config.policy.param_dtype)))
 
     def identity(self) -> dict[str, Any]:
         """What tells these weights from others, without reading them: path, sizes and times of their files."""

@@ -3,7 +3,7 @@
 from spiral_mega.config import Config
 from spiral_mega.config.models import ONE, model_configs
 from spiral_mega.errors import ConfigError
-from spiral_mega.rollout.engine import RolloutEngine, Sampler, make_replica
+from spiral_mega.rollout.engine import Replica, RolloutEngine, Sampler, make_replica
 from spiral_mega.rollout.two_engines import TwoEngines
 from spiral_mega.runtime import Runtime
 
@@ -14,7 +14,14 @@ def build_engines(
     config: Config, stop_ids: frozenset[int], runtime: Runtime
 ) -> tuple[Sampler, dict[str, RolloutEngine]]:
     """What samples for the run, and by model's name what takes that model's weights. Collective."""
-    engines = {name: build_engine(each, stop_ids, runtime) for name, each in model_configs(config).items()}
+    configs = model_configs(config)
+    if config.two_models is not None and config.two_models.form == "adapters" and config.rollout.lora == "adapter":
+        from spiral_mega.rollout.vllm_engine import VllmEngine
+
+        replica = _replica(config, runtime)
+        engine = VllmEngine(config, stop_ids, runtime, replica, models=tuple(configs))
+        return engine, {name: engine.part(name) for name in configs}
+    engines = {name: build_engine(each, stop_ids, runtime) for name, each in configs.items()}
     return engines[ONE] if len(engines) == 1 else TwoEngines(engines), engines
 
 
@@ -23,10 +30,7 @@ def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> 
 
     Collective.
     """
-    ranks = config.rollout.tensor_parallel
-    if runtime.world_size % ranks:
-        raise ConfigError(f"rollout.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks")
-    replica = make_replica(runtime, ranks)
+    replica = _replica(config, runtime)
     if config.rollout.engine == "vllm":
         from spiral_mega.rollout.vllm_engine import VllmEngine
 
@@ -40,3 +44,10 @@ def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> 
         max_batch=config.rollout.max_batch,
         replica=replica,
     )
+
+
+def _replica(config: Config, runtime: Runtime) -> Replica:
+    ranks = config.rollout.tensor_parallel
+    if runtime.world_size % ranks:
+        raise ConfigError(f"rollout.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks")
+    return make_replica(runtime, ranks)

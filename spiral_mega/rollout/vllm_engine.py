@@ -11,8 +11,9 @@ import logging
 import os
 import random
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import torch
 from safetensors.torch import save_file
 
 from spiral_mega.config import Config
+from spiral_mega.config.models import ONE, writer
 from spiral_mega.errors import ConfigError
-from spiral_mega.rollout.engine import Replica, Request, Sample
+from spiral_mega.rollout.engine import Replica, Request, RolloutEngine, Sample
 from spiral_mega.rollout.weights import checked_weights, weight_shapes
 from spiral_mega.runtime import Runtime
 
@@ -38,9 +40,19 @@ SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class VllmEngine:
-    """See spiral_mega.rollout.engine.RolloutEngine. Weights are those that `load_weights` brings, never the disk's."""
+    """See spiral_mega.rollout.engine.RolloutEngine. Weights are those that `load_weights` brings, never the disk's.
 
-    def __init__(self, config: Config, stop_ids: frozenset[int], runtime: Runtime, replica: Replica) -> None:
+    `models`: the adapters that it adds to its weights, by their models' names; `part` tells one's requests and loads.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        stop_ids: frozenset[int],
+        runtime: Runtime,
+        replica: Replica,
+        models: Sequence[str] = (ONE,),
+    ) -> None:
         self.replica = replica
         rollout = config.rollout
         self.stop_ids = sorted(stop_ids)
@@ -48,9 +60,10 @@ class VllmEngine:
         self._in_flight: dict[str, tuple[Request, int]] = {}
         self._count = 0
         self._shapes = weight_shapes(config.model.path)
-        self._half_loaded = True  # dummy weights, until the first load
+        self.needs_weights = True  # dummy ones, until the first load, and half of them after one that failed
         self._lora = config.model.lora if rollout.lora == "adapter" else None
-        self._adapter: Any = None  # what requests name, once there is one
+        self._ids = {model: number for number, model in enumerate(models, 1)}
+        self._adapters: dict[str, Any] = {}  # by model, what its requests name, once there is one
         self._asleep = False
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -81,6 +94,7 @@ class VllmEngine:
                 seed=config.run.seed,
                 disable_log_stats=True,
                 enable_lora=self._lora is not None,
+                max_loras=len(self._ids),
                 max_lora_rank=min(rank for rank in LORA_RANKS if rank >= (self._lora.rank if self._lora else 0)),
                 **runtime.vllm_options(sleep=rollout.sleep),
             )
@@ -109,7 +123,8 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
-            self._engine.add_request(name, prompt, params, lora_request=self._adapter, priority=request.priority)
+            adapter = self._adapters.get(writer(request.component, self._ids))
+            self._engine.add_request(name, prompt, params, lora_request=adapter, priority=request.priority)
 
     def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
         names = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
@@ -121,7 +136,7 @@ class VllmEngine:
         return bool(self._in_flight)
 
     def step(self) -> list[Sample]:
-        if self._half_loaded:
+        if self.needs_weights:
             raise RuntimeError("the last load_weights failed half-way: load a whole set of weights before sampling")
         samples = []
         for output in self._engine.step():
@@ -140,7 +155,7 @@ class VllmEngine:
         with self._receiving():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
 
-    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]], model: str = ONE) -> None:
         from vllm.lora.request import LoRARequest
 
         assert self._lora is not None
@@ -151,9 +166,10 @@ class VllmEngine:
             settings = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha, "bias": "none"}
             settings |= {"target_modules": list(self._lora.targets)}
             (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
-            if not self._engine.add_lora(LoRARequest("policy", 1, folder, load_inplace=True)):
+            name, number = model or "policy", self._ids[model]
+            if not self._engine.add_lora(LoRARequest(name, number, folder, load_inplace=True)):
                 raise RuntimeError("vLLM did not take the adapter")
-        self._adapter = LoRARequest("policy", 1, "loaded")  # requests must not load it again
+        self._adapters[model] = LoRARequest(name, number, "loaded")  # requests must not load it again
 
     def forget(self) -> None:
         if not self._engine.reset_prefix_cache():
@@ -161,25 +177,51 @@ class VllmEngine:
 
     def sleep(self) -> None:
         """Weights that a sync will not bring again are kept in CPU memory."""
+        if self._asleep:
+            return
         self._llm.sleep(level=1 if self._lora is not None else 2)
         self._asleep = True
 
     @contextmanager
     def _receiving(self) -> Iterator[None]:
         """Around new weights: memory for them first, and for the cache after, which is then empty."""
-        self._half_loaded = True
+        self.needs_weights = True
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         yield
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
         self._asleep = False
-        self._half_loaded = False
+        self.needs_weights = False
         self.forget()
 
     def close(self) -> None:
         """End the engine core. It takes the process group with it, so it comes last."""
         self._engine.engine_core.shutdown()
+
+    def part(self, model: str) -> RolloutEngine:
+        """The engine as that model's alone: its requests, and its adapter."""
+        return _Part(self, model)
+
+
+class _Part:
+    """See VllmEngine.part."""
+
+    def __init__(self, engine: VllmEngine, model: str) -> None:
+        self.engine, self.model, self.replica = engine, model, engine.replica
+        self.step, self.has_unfinished, self.abort = engine.step, engine.has_unfinished, engine.abort
+        self.forget, self.sleep, self.close = engine.forget, engine.sleep, engine.close
+
+    def add(self, request: Request) -> None:
+        self.engine.add(changed(request, component=self.model))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """The base, which is the same for all: whoever comes first brings it."""
+        if self.engine.needs_weights:
+            self.engine.load_weights(weights)
+
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.engine.load_adapter(weights, self.model)
 
 
 @contextmanager
