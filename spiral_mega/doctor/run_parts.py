@@ -11,6 +11,7 @@ from torch import nn
 
 from spiral_mega.checkpoint.safetensors_files import read_model_files, shorten
 from spiral_mega.config import Config
+from spiral_mega.config.models import model_configs
 from spiral_mega.data.problems import load_sources
 from spiral_mega.doctor.finding import Finding, error, ok, warning
 from spiral_mega.errors import UserError
@@ -26,33 +27,40 @@ STARTING_SECONDS = 60.0
 
 def room_needed(config: Config) -> int:
     """Bytes that the run's checkpoints and export take at the most; 0 for a model that cannot be read."""
+    return sum(_room_of(each, trained=name != config.frozen) for name, each in model_configs(config).items())
+
+
+def _room_of(config: Config, *, trained: bool) -> int:
     try:
         model = meta_model(config.model.path)
     except (UserError, OSError, ValueError):
         return 0
     whole = sum(parameter.numel() for parameter in model.parameters())
-    trained = whole
+    learning = whole
     if (lora := config.model.lora) is not None:
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         adapted = [module for name, module in linear.items() if name.rpartition(".")[2] in lora.targets]
-        trained = sum(lora.rank * (module.in_features + module.out_features) for module in adapted)
+        learning = sum(lora.rank * (module.in_features + module.out_features) for module in adapted)
     dtype = getattr(read_model_config(config.model.path), "dtype", None) or torch.float32
     export = whole * dtype.itemsize if config.checkpoint.save_hf else 0
-    return MASTER_AND_MOMENTS * trained * (config.checkpoint.keep_last + 1) + export
+    return trained * MASTER_AND_MOMENTS * learning * (config.checkpoint.keep_last + 1) + export
 
 
 def model_files(config: Config) -> Iterator[Finding]:
-    """Whether the files are whole and hold the tensors that the model's config calls for."""
-    hf_config = read_model_config(config.model.path)
+    """Whether the files of each model are whole and hold the tensors that its config calls for."""
     check_context(config)
-    folder = Path(config.model.path)
+    for path in dict.fromkeys(each.model.path for each in model_configs(config).values()):
+        yield from _files_of(path)
+
+
+def _files_of(path: str) -> Iterator[Finding]:
+    hf_config = read_model_config(path)
+    folder = Path(path)
     if not folder.is_dir():
-        yield ok(
-            "model", f"{config.model.path}, {hf_config.model_type}, from the hub's cache: its files are not looked at"
-        )
+        yield ok("model", f"{path}, {hf_config.model_type}, from the hub's cache: its files are not looked at")
         return
     stored = read_model_files(folder)
-    expected = {name: parameter.shape for name, parameter in meta_model(config.model.path).named_parameters()}
+    expected = {name: parameter.shape for name, parameter in meta_model(path).named_parameters()}
     if missing := sorted(expected.keys() - stored.keys()):
         yield error("model", f"{folder} has no {shorten(missing)}: copy the model again")
     shapes = [name for name in expected.keys() & stored.keys() if expected[name] != stored[name].form.shape]

@@ -37,6 +37,8 @@ def plan(
         raise UserError(
             f"policy.backend is {config.policy.backend!r}: plan knows fsdp only; set it to see how that does"
         )
+    if config.two_models is not None:
+        raise UserError("two_models is set: plan knows one model only; set it to null to see how that does")
     machine = replace(MACHINES[gpu], node_gpus=gpus_per_node)
     world, rollout = nodes * gpus_per_node, config.rollout
     if world % rollout.tensor_parallel:

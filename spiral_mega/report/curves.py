@@ -56,10 +56,10 @@ PANELS = (
     Panel(
         "Sampler against trainer",
         "|log ratio| (nats)",
-        ("sampler/log_ratio_mean", "sampler/log_ratio_abs_max"),
+        ("sampler/log_ratio_mean", "sampler/log_ratio_abs_max", *_both("sampler/log_ratio_abs_max")),
         style="log",
     ),
-    Panel("Gradient norm", "norm before clipping", ("optim/grad_norm",), style="log"),
+    Panel("Gradient norm", "norm before clipping", ("optim/grad_norm", *_both("optim/grad_norm")), style="log"),
     Panel("Throughput", "tokens per second", ("throughput/tokens_per_s",)),
     Panel("Time of a step", "seconds", prefix="time/", without=("time/eval",), style="stack"),
 )
@@ -124,7 +124,9 @@ def _lines(axes: Axes, panel: Panel, names: list[str], history: History) -> None
     for name in names:
         steps, values = _series(history, name, abs if panel.style == "log" else float)
         short = name.split("/", 1)[-1]
-        color = COLORS.get(short.split("_")[0]) or (next(others) if len(names) > 1 else COLORS["search"])
+        color = COLORS.get(short.rpartition("/")[2].split("_")[0]) or (
+            next(others) if len(names) > 1 else COLORS["search"]
+        )
         if len(steps) < SMOOTH_FROM:
             axes.plot(steps, values, color=color, label=_label(short), linewidth=1.8, marker="o", markersize=3.5)
         else:

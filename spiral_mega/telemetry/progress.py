@@ -16,7 +16,11 @@ from spiral_mega.telemetry.figures import format_duration, format_metric
 
 COMPONENTS = ("search", "aggregation")
 BY_COMPONENT = ("reward", "length", "gated", "cut", "entropy")
-OTHERS = ("effective/share", "optim/grad_norm", "sampler/log_ratio_mean", "throughput/tokens_per_s", "time/step")
+OF_TWO_MODELS = tuple(f"optim/grad_norm/{model}" for model in COMPONENTS)
+OTHERS = (
+    *("effective/share", "optim/grad_norm", *OF_TWO_MODELS),
+    *("sampler/log_ratio_mean", "throughput/tokens_per_s", "time/step"),
+)
 KEY_FIGURES = (*(f"{kind}/{component}" for kind in BY_COMPONENT for component in COMPONENTS), *OTHERS)
 
 
