@@ -52,11 +52,11 @@ def read_peft(folder: Path) -> Adapter:
     return Adapter(pair(tensors, ".weight", scale, rank, folder), rank, scale * rank)
 
 
-def read_trained(source: Source, lora: dict[str, Any], folder: Path) -> Adapter:
-    """The adapter in the trainer's checkpoint; `lora` is model.lora of its configuration."""
-    tensors = {name: whole(source, name) for name in source.forms}
+def read_trained(source: Source, lora: dict[str, Any], folder: Path, name: str = ADAPTER) -> Adapter:
+    """The adapter of that name in the trainer's checkpoint; `lora` is model.lora of its configuration."""
+    tensors = {each: whole(source, each) for each in source.forms}
     rank, alpha = int(lora["rank"]), float(lora["alpha"])
-    return Adapter(pair(tensors, f".{ADAPTER}.weight", alpha / rank, rank, folder), rank, alpha)
+    return Adapter(pair(tensors, f".{name}.weight", alpha / rank, rank, folder), rank, alpha)
 
 
 def pair(tensors: dict[str, torch.Tensor], end: str, scale: float, rank: int, folder: Path) -> dict[str, Factors]:

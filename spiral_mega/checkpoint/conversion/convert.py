@@ -21,7 +21,9 @@ from spiral_mega.checkpoint.conversion.checks import check_tensors
 from spiral_mega.checkpoint.conversion.sources import MergedSource, SafetensorsSource, Source, digest
 from spiral_mega.checkpoint.safetensors_files import Form, ShardedWriter
 from spiral_mega.errors import UserError
+from spiral_mega.policy.lora import ADAPTER
 from spiral_mega.rollout.weights import meta_model
+from spiral_mega.traces import AGGREGATION
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ def convert(
     to: str,
     *,
     base: str | None = None,
+    model: str | None = None,
     dtype: torch.dtype | None = None,
     max_file_bytes: int = 4 * 2**30,
     verify: bool = False,
@@ -61,34 +64,36 @@ def convert(
     """Write the model at `origin` to `target` in the form `to`, and return what was done, line by line.
 
     `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN) or a PEFT adapter; the last two need a `base`, unless
-    they name one. To "hf" adapters are merged. `dtype`: of floating-point tensors; None keeps each tensor's own (for a
-    merge, its base's). `verify` compares logits of both ends afterwards. Raises UserError, and leaves nothing at
-    `target`, when origin and base do not fit each other or the forms.
+    they name one. `model`: of a checkpoint of two, which. To "hf" adapters are merged. `dtype`: of floating-point
+    tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares logits of both ends afterwards.
+    Raises UserError, and leaves nothing at `target`, when origin and base do not fit each other or the forms.
     """
-    model = _open(origin, base)
-    if model.adapter is None and to == "peft":
+    opened = _open(origin, base, model)
+    if opened.adapter is None and to == "peft":
         raise UserError(f"{origin} holds whole weights and no adapter: convert it to hf or dcp")
-    if model.adapter is not None and to == "dcp":
+    if opened.adapter is not None and to == "dcp":
         raise UserError(f"{origin} is an adapter: convert it to peft, or to hf, which merges it into its base")
     with _whole_folder(target) as partial:
         if to == "peft":
-            assert model.adapter is not None
-            adapters.write_peft(model.adapter, model.base_name, dtype, partial)
+            assert opened.adapter is not None
+            adapters.write_peft(opened.adapter, opened.base_name, dtype, partial)
         else:
-            _write_weights(model, to, dtype, max_file_bytes, partial)
-        _bring_along(model, partial, config=to != "peft")
+            _write_weights(opened, to, dtype, max_file_bytes, partial)
+        _bring_along(opened, partial, config=to != "peft")
         count = _write_manifest(partial)
         done = [f"{target}: {count} files, {sum(f.stat().st_size for f in partial.iterdir()) / 1e9:.3f} GB, {MANIFEST}"]
         if verify:
             from spiral_mega.checkpoint.conversion.verify import verify_logits
 
-            done.append(verify_logits(model, partial, to))
+            done.append(verify_logits(opened, partial, to))
     return done
 
 
-def _open(origin: Path, base: str | None) -> Model:
+def _open(origin: Path, base: str | None, which: str | None) -> Model:
     if (origin / dcp.METADATA).exists():
-        return _open_checkpoint(origin, base)
+        return _open_checkpoint(origin, base, which)
+    if which is not None:
+        raise UserError(f"--model is {which}, but {origin} is no checkpoint of two models: leave it out")
     if (origin / adapters.CONFIG).exists():
         adapter = adapters.read_peft(origin)
         name = base or json.loads((origin / adapters.CONFIG).read_text()).get("base_model_name_or_path")
@@ -104,11 +109,16 @@ def _open(origin: Path, base: str | None) -> Model:
     )
 
 
-def _open_checkpoint(origin: Path, base: str | None) -> Model:
-    source = dcp.DcpSource(origin)
+def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Model:
+    source = dcp.DcpSource(origin, which)
     trained: dict[str, Any] = {}
+    adapter = ADAPTER
     if (origin / "meta.json").exists():
-        trained = json.loads((origin / "meta.json").read_text()).get("config", {}).get("model", {})
+        config = json.loads((origin / "meta.json").read_text()).get("config", {})
+        trained, two = config.get("model", {}), config.get("two_models") or {}
+        if which == AGGREGATION and two.get("aggregation_model"):
+            trained = two["aggregation_model"] | {"tokenizer": trained.get("tokenizer") or trained.get("path")}
+        adapter = which if which is not None and two.get("form") == "adapters" else ADAPTER
     name = base or (str(origin) if (origin / "config.json").exists() else trained.get("path"))
     tokenizer = Path(trained["tokenizer"]) if trained.get("tokenizer") else None
     if any(".lora_" in tensor for tensor in source.forms):
@@ -116,7 +126,7 @@ def _open_checkpoint(origin: Path, base: str | None) -> Model:
             raise UserError(
                 f"{origin} holds adapters, and no meta.json that tells their alpha: give a whole checkpoint"
             )
-        return _adapted(adapters.read_trained(source, trained["lora"], origin), name, origin, tokenizer)
+        return _adapted(adapters.read_trained(source, trained["lora"], origin, adapter), name, origin, tokenizer)
     folder = _base_folder(name, origin)
     _check(source, origin, folder)
     return Model(source, folder, tokenizer=tokenizer)

@@ -6,6 +6,7 @@ Names are those that the trainer's own checkpoints use: policy.model.<Hugging Fa
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ from spiral_mega.errors import UserError
 
 METADATA = ".metadata"
 PREFIX = "policy.model."
+TWO = re.compile(r"policy_(\w+)\.model\.")  # of a run of two models
 FILE_BYTES = 256 * 2**20
 
 
@@ -52,7 +54,8 @@ class DcpSource:
     that cannot be read, that holds no model, or whose tensors are cut otherwise than by rows.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model: str | None = None) -> None:
+        """`model`: which of two. Raises UserError as the class says, and where it is needed, or not to be had."""
         self.folder = folder
         self._reader = FileSystemReader(folder)
         try:
@@ -61,7 +64,15 @@ class DcpSource:
             raise UserError(f"{folder / METADATA} cannot be read ({error!r}): copy the checkpoint again") from error
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         tensors = {n: m for n, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
-        prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
+        two = sorted({found[1] for name in tensors if (found := TWO.match(name))})
+        if model not in (two or [None]):
+            holds = f"what was trained of two models, {' and '.join(two)}" if two else "one model"
+            raise UserError(
+                f"{folder} holds {holds}, and --model is {model}: "
+                + (f"name one of these (--model {two[0]})" if two else "leave it out")
+            )
+        prefix = f"policy_{model}.model." if model else PREFIX
+        prefix = prefix if any(name.startswith(prefix) for name in tensors) else ""
         self._stored = {name.removeprefix(prefix): m for name, m in tensors.items() if name.startswith(prefix)}
         self._prefix = prefix
         if not self._stored:
