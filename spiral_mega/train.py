@@ -81,7 +81,9 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         run.sync.release()
         updates: dict[str, list[dict[str, float]]] = {model: [] for model in run.policies}
         for part in _minibatches(batch, config.batch.minibatches):
-            for model, sequences in _sequences(run, part).items():
+            with timer("exchange"):
+                by_model = _sequences(run, part)
+            for model, sequences in by_model.items():
                 policy = run.policies[model]
                 with timer("exchange"):
                     microbatches = distribute(sequences, config.policy.microbatch_tokens, policy.replica)

@@ -54,7 +54,8 @@ def find_contradictions(config: Config) -> Iterator[str]:
             f"rollout.tensor_parallel is {rollout.tensor_parallel}, but the transformers engine holds the whole model "
             "on each rank: set it to 1, or rollout.engine to vllm"
         )
-    if rollout.lora == "adapter" and (config.model.lora is None or rollout.engine != "vllm"):
+    adapted = all(each.model.lora is not None for each in model_configs(config).values())
+    if rollout.lora == "adapter" and not (adapted and rollout.engine == "vllm"):
         yield (
             "rollout.lora is 'adapter', which needs model.lora and rollout.engine=vllm: set both, or rollout.lora=merge"
         )
@@ -129,6 +130,8 @@ def _two_models(config: Config, objective: Objective) -> Iterator[str]:
             "rollout.sleep is true, but two_models takes two vLLM engines here, of which only one in a process can "
             "sleep: set rollout.sleep=false, or share one by two_models.form=adapters and rollout.lora=adapter"
         )
+    if two.aggregation_optimizer is not None and two.frozen == "aggregation":
+        yield ("two_models.aggregation_optimizer is set, but two_models.frozen is 'aggregation': leave one of them out")
     if two.aggregation_model is not None and two.aggregation_model.tokenizer is not None:
         yield (
             f"two_models.aggregation_model.tokenizer is {two.aggregation_model.tokenizer!r}, but both models read and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import yaml
 from spiral_mega.config import Config
 from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import ConfigError
+from spiral_mega.run import check_context
+from tests.support.configs import make_config
+from tests.support.tiny_models import save_tiny_model
 
 BASE = {
     "run": {"dir": "runs/x", "steps": 10},
@@ -82,6 +86,37 @@ def base(tmp_path: Path) -> Path:
         ("rollout.lora=adapter", ["rollout.lora", "model.lora", "rollout.engine=vllm", "merge"]),
         ("rollout.lora=adapter rollout.engine=vllm", ["rollout.lora", "model.lora"]),
         ("rollout.sleep=true", ["rollout.sleep", "transformers", "false"]),
+        ("two_models.form=adapters", ["two_models.form", "adapters", "model.lora"]),
+        ("two_models.form=both", ["two_models.form", "'adapters'", "'models'", "both"]),
+        ("two_models.form=models two_models.frozen=phi", ["two_models.frozen", "phi", "'aggregation'"]),
+        (
+            "two_models.form=adapters model.lora.rank=4 two_models.aggregation_model.path=b",
+            ["two_models.aggregation_model", "adapters", "two_models.form=models"],
+        ),
+        (
+            "two_models.form=models two_models.aggregation_model.path=b two_models.aggregation_model.tokenizer=c",
+            ["two_models.aggregation_model.tokenizer", "'c'", "model.tokenizer"],
+        ),
+        (
+            "two_models.form=models algorithm.objective=grpo",
+            ["grpo", "no aggregation traces", "two_models.frozen=aggregation"],
+        ),
+        (
+            "two_models.form=models two_models.frozen=search algorithm.objective=grpo",
+            ["grpo", "no aggregation traces", "two_models.frozen is 'search'", "another objective"],
+        ),
+        (
+            "two_models.form=models two_models.frozen=aggregation two_models.aggregation_optimizer.lr=0.1",
+            ["two_models.aggregation_optimizer", "frozen"],
+        ),
+        (
+            "two_models.form=models policy.backend=megatron",
+            ["two_models", "'megatron'", "one model in a process", "fsdp"],
+        ),
+        (
+            "two_models.form=models rollout.engine=vllm rollout.sleep=true",
+            ["rollout.sleep", "two vLLM engines", "two_models.form=adapters"],
+        ),
         ("rollout.replay=a rollout.record=b", ["rollout.replay", "rollout.record=null", "data.eval=[]"]),
         ("batch.oversample=0.5", ["batch.oversample", "greater than or equal to 1"]),
         ("algorithm.max_sequence_ratio=1.0", ["max_sequence_ratio", "greater than 1"]),
@@ -211,3 +246,15 @@ WHOLE = sorted(path for path in Path("configs").rglob("*.yaml") if PARTS not in 
 @pytest.mark.parametrize("path", WHOLE, ids=str)
 def test_every_configuration_that_ships_is_valid(path: Path) -> None:
     assert load_config(path).run.steps > 0
+
+
+def test_two_models_of_different_tokens_are_refused(tmp_path: Path) -> None:
+    """The one reads what the other wrote."""
+    theta, phi, other = (save_tiny_model(tmp_path / name) for name in ("theta", "phi", "other"))
+    words = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["w1"], vocabulary["w2"] = vocabulary["w2"], vocabulary["w1"]
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    check_context(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(phi)}}))
+    with pytest.raises(ConfigError, match=r"two_models\.aggregation_model\.path .*other has other tokens"):
+        check_context(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(other)}}))

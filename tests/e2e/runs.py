@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from spiral_mega.telemetry import read_metrics
@@ -113,6 +114,14 @@ def assert_same_run(left: TrainingRun, right: TrainingRun) -> None:
     assert left.metrics() == right.metrics()
     assert [record["step"] for record in left.metrics()] == [1, 2, 3, 4, 5]
     assert left.traces() == right.traces()
-    ours, theirs = (load_file(run.folder / "model" / "model.safetensors") for run in (left, right))
+    ours, theirs = (final_weights(run) for run in (left, right))
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def final_weights(run: TrainingRun) -> dict[str, torch.Tensor]:
+    """Every tensor of the files under model/, by file and name."""
+    folder = run.folder / "model"
+    files = sorted(folder.rglob("*.safetensors"))
+    assert files
+    return {f"{file.relative_to(folder)} {name}": each for file in files for name, each in load_file(file).items()}
