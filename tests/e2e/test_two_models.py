@@ -99,7 +99,7 @@ def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: Train
 
 
 def test_two_adapters_move_their_own_goal_up(tmp_path: Path) -> None:
-    changes = ("run.steps=14", "batch.problems=24", "checkpoint.every=100")
-    run = TrainingRun(tmp_path / "run", *changes, config=ADAPTERS, ranks=1).finish(timeout=400)
+    changes = ("run.steps=18", "batch.problems=24", "checkpoint.every=100")
+    run = TrainingRun(tmp_path / "run", *changes, config=ADAPTERS, ranks=1).finish(timeout=500)
     rewards = [record["reward/aggregation"] for record in read_metrics(run.folder)]
-    assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.03
+    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.02
