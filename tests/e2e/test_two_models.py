@@ -12,17 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from spiral_mega.config.load import load_config
+from spiral_mega.prompts import Prompter
 from spiral_mega.telemetry import read_metrics
-from tests.e2e.evaluations import evaluate, results
-from tests.e2e.runs import TrainingRun, assert_same_run
+from spiral_mega.telemetry.trace_writer import episode_of, read_traces
+from tests.e2e.evaluations import evaluate
+from tests.e2e.runs import TrainingRun, assert_same_run, copied, final_weights
 
 pytestmark = pytest.mark.slow
 
 ADAPTERS, MODELS = "configs/recipes/adapters.yaml", "configs/recipes/two_models.yaml"
 START = load_file("configs/demo/model/model.safetensors")
-HARNESSES = "eval.harnesses=[{kind: majority, samples: 6}, {kind: rsa, population: 6, set_size: 2, steps: 2}]"
-PROBLEMS = "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 16}]"
+HARNESSES = "eval.harnesses=[{kind: rsa, population: 4, set_size: 2, steps: 2}]"
+PROBLEMS = "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 4}]"
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +36,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
-    """Three steps at a rate at which both models are soon others than the start, and than each other."""
-    changes = ("run.steps=3", "optimizer.lr=3e-3", "two_models.aggregation_optimizer={lr: 1e-2}")
-    return TrainingRun(tmp_path_factory.mktemp("models") / "run", *changes, config=MODELS, ranks=1).finish()
+    return TrainingRun(tmp_path_factory.mktemp("models") / "run", "run.steps=3", config=MODELS, ranks=1).finish()
 
 
 @pytest.mark.parametrize("name", ["adapters", "models"])
@@ -63,9 +65,19 @@ def test_a_killed_run_of_two_adapters_resumes_bit_for_bit(adapters: TrainingRun,
     assert "two_models.frozen was None and is 'search'" in refused.output()
 
 
+def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: TrainingRun, tmp_path: Path) -> None:
+    folder = copied(models, tmp_path / "run", checkpoints=[2])
+    again = TrainingRun(folder, "run.steps=3", config=MODELS, ranks=1).finish()
+    assert "resumed from step 2" in again.output()
+    assert again.metrics() == models.metrics()
+    ours, theirs = final_weights(again), final_weights(models)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path: Path) -> None:
-    changes = ("run.steps=2", "two_models.frozen=aggregation")
-    run = TrainingRun(tmp_path / "run", *changes, config=MODELS).finish()
+    changes = ("run.steps=2", "two_models.frozen=aggregation", "two_models.aggregation_optimizer=null")
+    run = TrainingRun(tmp_path / "run", *changes, config=MODELS, ranks=1).finish()
     search, aggregation = (
         load_file(run.folder / "model" / model / "model.safetensors") for model in ("search", "aggregation")
     )
@@ -80,22 +92,38 @@ def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path:
         assert record["sampler/canary_gap/aggregation"] < 1e-4
 
 
-def measured(folder: Path, *arguments: str) -> dict[tuple[str, str, int], Any]:
-    evaluate(*arguments, PROBLEMS, HARNESSES, "rewards.workers=1", "--output", str(folder))
-    return {(each["harness"], each["metric"], each["x"]): each["values"] for each in results(folder)["measures"]}
-
-
 def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: TrainingRun, tmp_path: Path) -> None:
-    """As the checkpoint's is, so is that of the two exports; theta's alone has its search and another aggregation."""
-    theta, phi = (models.folder / "model" / model for model in ("search", "aggregation"))
-    both = measured(tmp_path / "both", "--model", str(models.folder))
-    paths = (f"model.path={theta}", f"two_models.aggregation_model={{path: {phi}}}")
-    assert measured(tmp_path / "exports", MODELS, *paths) == both
-    alone = {path: measured(tmp_path / path.name, "--model", str(path)) for path in (theta, phi)}
-    searched = {key for key in both if key[0] == "majority" or key[2] == 0}
-    assert {key: alone[theta][key] for key in searched} == {key: both[key] for key in searched}
-    assert any(alone[theta][key] != both[key] for key in both.keys() - searched)
-    assert any(alone[phi][key] != both[key] for key in searched)
+    """Every trace of it, at every level, has the log-probs that transformers gives with that model's export."""
+    evaluate("--model", str(models.folder), PROBLEMS, HARNESSES, "rewards.workers=1", "--output", str(tmp_path))
+    config = load_config(models.folder / "config.yaml")
+    prompter = Prompter(config.prompts, AutoTokenizer.from_pretrained(config.model.path))
+    both = {
+        name: AutoModelForCausalLM.from_pretrained(models.folder / "model" / name, dtype=torch.float32)
+        for name in ("search", "aggregation")
+    }
+    own, others, components = [], [], set()
+    files = sorted((tmp_path / "traces").rglob("*.parquet"))
+    for episode in (episode_of(row) for file in files for row in read_traces(file)):
+        traces = episode.traces()
+        for trace in traces:
+            prompt = prompter.search_prompt(episode.problem)
+            if trace.set_index is not None:
+                shown = [traces[i] for i in episode.sets[trace.set_index]]
+                prompt = prompter.aggregation_prompt(episode.problem, shown)
+            writer = "search" if trace.set_index is None else "aggregation"
+            for name, model in both.items():
+                gap = float((logprobs(model, prompt, trace.response_ids) - torch.tensor(trace.logprobs)).abs().max())
+                (own if name == writer else others).append(gap)
+            components.add(trace.component)
+    assert components == {"search", "aggregation", "aggregation_2"}
+    assert max(own) < 1e-4
+    assert min(others) > 1e-3
+
+
+@torch.no_grad()
+def logprobs(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
 
 
 def test_two_adapters_move_their_own_goal_up(tmp_path: Path) -> None:
