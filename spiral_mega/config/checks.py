@@ -146,12 +146,6 @@ def _megatron(config: Config) -> Iterator[str]:
         if layout != MegatronConfig():
             yield "policy.megatron is set, but policy.backend is 'fsdp': set policy.backend=megatron, or leave it out"
         return
-    if layout.context_parallel != 1:
-        yield (
-            f"policy.megatron.context_parallel is {layout.context_parallel}, but a token tree's rows see each other by "
-            "path, not by distance, so they cannot be dealt out in chunks of one sequence as context parallelism "
-            "does: set it to 1, and use tensor_parallel with sequence_parallel against memory"
-        )
     if config.model.lora is not None:
         yield "model.lora is set, which policy.backend 'megatron' does not train: set it to null, or use fsdp"
     if config.algorithm.kl is not None:

@@ -51,7 +51,7 @@ class ModelConfig(Section):
 
 
 class MegatronConfig(Section):
-    """How megatron-core spreads one copy of the model over tensor_parallel x pipeline_parallel ranks."""
+    """How megatron-core spreads one copy of the model over tensor, context and pipeline parallel ranks."""
 
     tensor_parallel: int = Field(default=1, gt=0, description="Ranks that share every layer's heads and MLP columns.")
     sequence_parallel: bool = Field(
@@ -59,7 +59,11 @@ class MegatronConfig(Section):
     )
     pipeline_parallel: int = Field(default=1, gt=0, description="Stages of consecutive layers.")
     expert_parallel: int = Field(default=1, gt=0, description="Ranks of a stage that share its experts, each whole.")
-    context_parallel: int = Field(default=1, gt=0, description="Only 1: see policy.backend=megatron in the docs.")
+    context_parallel: int = Field(
+        default=1,
+        gt=0,
+        description="Ranks that share a micro-batch's rows from end to end; policy.microbatch_tokens is for all.",
+    )
 
 
 class PolicyConfig(Section):

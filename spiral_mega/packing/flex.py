@@ -43,13 +43,15 @@ def _block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
     if window not in layout.masks:
         end = torch.from_numpy(layout.subtree_end).to(layout.device)
         depth = torch.from_numpy(layout.depth).to(layout.device)
+        queries = torch.from_numpy(layout.queries).to(layout.device)
 
-        def on_path(batch: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        def on_path(batch: Any, head: Any, query: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            q = queries[query]
             seen = (k <= q) & (q < end[k])
             return seen if window is None else seen & (depth[q] - depth[k] < window)
 
-        total = len(layout.depth)
-        layout.masks[window] = create_block_mask(on_path, None, None, total, total, device=str(layout.device))
+        sizes = len(layout.queries), len(layout.depth)
+        layout.masks[window] = create_block_mask(on_path, None, None, *sizes, device=str(layout.device))
     return layout.masks[window]
 
 

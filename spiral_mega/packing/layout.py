@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -16,8 +18,8 @@ Rows = slice | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of attention: the queries at `rows`, of which block b has [bounds_q[b], bounds_q[b + 1]), against the
-    keys at `cols`, of which it has [bounds_k[b], bounds_k[b + 1]).
+    """Blocks of attention: the queries at `rows` (counted among the queries), of which block b has [bounds_q[b],
+    bounds_q[b + 1]), against the keys at `cols`, of which it has [bounds_k[b], bounds_k[b + 1]).
 
     `causal`: the last query of a block sees its last key, the one before it all but that, and so on; else every query
     sees every key. No block is empty. `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
@@ -53,21 +55,30 @@ class Segment(NamedTuple):
 class TreeLayout:
     """The attention of a forest with `depth` and `subtree_end` [T], for tensors on `device`.
 
+    `queries`: the rows that attend, ascending; keys and values are those of all T rows. None: all attend.
     Not a dataclass: FSDP would take one apart and build it anew at every layer.
     """
 
-    def __init__(self, depth: Ints, subtree_end: Ints, device: torch.device | None = None) -> None:
+    def __init__(
+        self, depth: Ints, subtree_end: Ints, device: torch.device | None = None, queries: Ints | None = None
+    ) -> None:
         self.depth, self.subtree_end = depth, subtree_end
         self.device = device or torch.device("cpu")
+        self.queries = np.arange(len(depth)) if queries is None else queries
         self.segments = find_segments(depth, subtree_end)
         self._blocks: dict[int | None, list[Blocks]] = {}
         self.masks: dict[int | None, Any] = {}  # FlexAttention's block masks by window, made where they are used
 
     def to(self, device: torch.device) -> TreeLayout:
-        return TreeLayout(self.depth, self.subtree_end, device)
+        return TreeLayout(self.depth, self.subtree_end, device, self.queries)
+
+    def asked_by(self, queries: Ints) -> TreeLayout:
+        """The same keys for some of the rows only, which are given in ascending order."""
+        return TreeLayout(self.depth, self.subtree_end, self.device, queries)
 
     def blocks(self, window: int | None = None) -> list[Blocks]:
-        """Blocks that together hold every pair of the tree once. The first has all rows in order.
+        """Blocks that together hold every pair of a query and a key that it sees once. The first has all queries in
+        order.
 
         Without `window`: each segment against itself, then level by level, descendants against the segment, and
         against those above it where that spares a level. A token that sees only the `window` last of its path, itself
@@ -99,31 +110,50 @@ class TreeLayout:
                 keys[i], holders[i] = [own[i]], (*above, i)
             if len(holders[i]) > len(levels):
                 levels.append([])
-        blocks = [self._make(own, own, causal=True)]
+        blocks = [self._make([(run, [range(s.start, run.stop)]) for s, run in self._runs()], causal=True)]
         for pieces in levels:
-            blocks.append(self._make([r for r, _ in pieces], [keys[holder] for _, holder in pieces], causal=False))
+            if asking := [(rows, keys[holder]) for rows, holder in pieces if len(self._places(rows))]:
+                blocks.append(self._make(asking, causal=False))
         return blocks
 
     def _by_path(self, window: int) -> Blocks:
-        own, seen = [], []
-        for segment in self.segments:
-            own.append(range(segment.start, segment.stop))
-            missing = min(window - 1, int(self.depth[segment.start]))
+        pieces = []
+        for segment, run in self._runs():
+            missing = min(window - 1, int(self.depth[run.start]))
             above: list[range] = []
-            for i in reversed(segment.path):
-                start, stop = max(self.segments[i].start, self.segments[i].stop - missing), self.segments[i].stop
-                above.insert(0, range(start, stop))
-                missing -= stop - start
-            seen.append([*above, own[-1]])
-        return self._make(own, seen, causal=True)
+            path = [range(self.segments[i].start, self.segments[i].stop) for i in segment.path]
+            for rows in reversed([*path, range(segment.start, run.start)]):
+                start = max(rows.start, rows.stop - missing)
+                above.insert(0, range(start, rows.stop))
+                missing -= rows.stop - start
+            pieces.append((run, [*above, run]))
+        return self._make(pieces, causal=True)
 
-    def _make(self, rows: list[range], cols: list[range] | list[list[range]], *, causal: bool) -> Blocks:
-        nested = [c if isinstance(c, list) else [c] for c in cols]
+    def _runs(self) -> Iterator[tuple[Segment, range]]:
+        """The queries as runs of consecutive rows, each with the segment that it lies in."""
+        breaks = np.flatnonzero(np.diff(self.queries) != 1) + 1
+        bounds = [0, *breaks.tolist(), len(self.queries)]
+        starts = [s.start for s in self.segments]
+        for first, last in pairwise(bounds):
+            start, stop = int(self.queries[first]), int(self.queries[last - 1]) + 1
+            while start < stop:
+                segment = self.segments[bisect_right(starts, start) - 1]
+                yield segment, range(start, min(segment.stop, stop))
+                start = segment.stop
+
+    def _places(self, rows: range) -> range:
+        """Where those of the rows that attend stand among the queries."""
+        first, last = np.searchsorted(self.queries, [rows.start, rows.stop]).tolist()
+        return range(first, last)
+
+    def _make(self, pieces: list[tuple[range, list[range]]], *, causal: bool) -> Blocks:
+        """Blocks from rows and the keys that those of them see which attend."""
+        rows, cols = [self._places(rows) for rows, _ in pieces], [keys for _, keys in pieces]
         bounds_q = np.cumsum([0, *map(len, rows)])
-        bounds_k = np.cumsum([0, *(sum(map(len, each)) for each in nested)])
+        bounds_k = np.cumsum([0, *(sum(map(len, each)) for each in cols)])
         return Blocks(
             rows=self._index(rows),
-            cols=self._index([r for each in nested for r in each]),
+            cols=self._index([r for each in cols for r in each]),
             bounds_q=bounds_q.tolist(),
             bounds_k=bounds_k.tolist(),
             cu_q=torch.from_numpy(bounds_q).to(self.device, torch.int32),

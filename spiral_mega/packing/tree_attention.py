@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spiral_mega.packing.layout import Blocks, TreeLayout
+from spiral_mega.packing.layout import Blocks, Rows, TreeLayout
 from spiral_mega.packing.varlen import Grads, ScoreForm, Varlen
 
 
@@ -24,7 +24,7 @@ def attend(
     layout: TreeLayout,
     form: ScoreForm,
 ) -> torch.Tensor:
-    """q [T, Hq, D], k, v [T, Hkv, D], sinks [Hq] or None -> [T, Hq, D]."""
+    """q [Q, Hq, D] of the layout's queries, k, v [T, Hkv, D] of all rows, sinks [Hq] or None -> [Q, Hq, D]."""
     return _TreeAttention.apply(q, k, v, sinks, varlen, layout, form)  # type: ignore[no-untyped-call]
 
 
@@ -64,17 +64,24 @@ class _TreeAttention(torch.autograd.Function):
             rows, cols = blocks.rows, blocks.cols
             return varlen.backward(grad[rows], q[rows], k[cols], v[cols], out[rows], lse[:, rows], blocks, form)
 
+        def add(total: torch.Tensor, place: Rows, part: torch.Tensor) -> None:
+            if isinstance(place, slice):
+                total[place].add_(part)
+            else:
+                total.index_add_(0, place, part.to(dtype))
+
         first, *others = layout.blocks(form.window)
-        dq, dk, dv = (x.to(dtype) for x in gradients(first))
-        if not isinstance(first.cols, slice):
-            dk, dv = (torch.zeros(k.shape, dtype=dtype, device=k.device).index_add_(0, first.cols, x) for x in (dk, dv))
+        dq, *of_cols = (x.to(dtype) for x in gradients(first))
+        if first.cols == slice(0, len(k)):
+            dk, dv = of_cols
+        else:
+            dk, dv = (torch.zeros(k.shape, dtype=dtype, device=k.device) for _ in of_cols)
+            for total, part in zip((dk, dv), of_cols, strict=True):
+                add(total, first.cols, part)
         for blocks in others:
             places = blocks.rows, blocks.cols, blocks.cols
             for total, place, part in zip((dq, dk, dv), places, gradients(blocks), strict=True):
-                if isinstance(place, slice):
-                    total[place].add_(part)
-                else:
-                    total.index_add_(0, place, part.to(dtype))
+                add(total, place, part)
         dsinks = None
         if sinks is not None:
             delta = (grad.to(dtype) * out).sum(-1).T

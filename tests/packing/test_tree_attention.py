@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,14 +80,41 @@ def test_forward_and_backward_are_those_of_the_definition(
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+@settings(deadline=None, max_examples=60)
+@given(draws(vocab=2), HEADS, FORMS, st.booleans(), st.data())
+def test_some_of_the_rows_attend_as_they_do_among_all(
+    sequences: list[Sequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool, data: st.DataObject
+) -> None:
+    """As ranks share the rows out: outputs of each row, and gradients that add up over the shares."""
+    tree = build_tree(sequences)
+    q, k, v, sinks = projections(tree, heads)
+    trained = [q, k, v, sinks] if with_sinks else [q, k, v]
+    expected = by_definition(tree, q, k, v, sinks if with_sinks else None, form)
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=tree.num_tokens, max_size=tree.num_tokens))
+    shares = [np.flatnonzero(np.equal(owners, owner)) for owner in sorted(set(owners))]
+    parts = []
+    for rows in shares:
+        layout = layout_of(tree).asked_by(rows)
+        parts.append(BACKENDS["tree_torch"](q[rows], k, v, sinks if with_sinks else None, layout, form))
+        torch.testing.assert_close(parts[-1], expected[rows], rtol=0, atol=1e-12)
+    upstream = torch.randn(expected.shape, dtype=torch.float64)
+    found = torch.autograd.grad(parts, trained, [upstream[rows] for rows in shares])
+    for ours, theirs in zip(found, torch.autograd.grad(expected, trained, upstream), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 3])
 def test_flex_attention_sees_the_same(window: int | None, softcap: float | None) -> None:
     # Forward only: FlexAttention has no backward on CPU.
     tree, form = build_tree(BRANCHING), ScoreForm(0.4, softcap, window)
     q, k, v, sinks = (x.detach() for x in projections(tree, (4, 2)))
+    expected = by_definition(tree, q, k, v, None, form)
     found = BACKENDS["tree_flex"](q, k, v, None, layout_of(tree), form)
-    torch.testing.assert_close(found, by_definition(tree, q, k, v, None, form), rtol=0, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    some = np.array([0, 2, 3, 7, 8])
+    found = BACKENDS["tree_flex"](q[some], k, v, None, layout_of(tree).asked_by(some), form)
+    torch.testing.assert_close(found, expected[some], rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="no attention sinks"):
         BACKENDS["tree_flex"](q, k, v, sinks, layout_of(tree), form)
 

@@ -36,20 +36,27 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2": (2, "llama", {"pipeline_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
     "DP2": (2, "qwen3 tied", {}),
+    "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
+    "CP2 x EP2": (2, "some experts", {"context_parallel": 2, "expert_parallel": 2}),
     "EP2": (2, "experts", {"expert_parallel": 2}),
     "EP2 x TP2": (2, "some experts", {"expert_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, qwen3": (4, "qwen3 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
+    "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
+    "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
+    "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
+    "DP2 x CP2": (4, "qwen3", {"context_parallel": 2}),
     "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "tensor_parallel": 2}),
 }
-RECOMPUTED = ("TP2+SP, biases", "PP2 x TP2+SP x EP2")  # of these, with activation checkpointing
+RECOMPUTED = ("TP2+SP, biases", "CP2 x TP2+SP", "PP2 x TP2+SP x EP2")  # of these, with activation checkpointing
 BF16 = (2, "qwen3 tied", {"tensor_parallel": 2})
 UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
     "DP2": (2, "qwen3", {}),
+    "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
     "EP2": (2, "experts", {"expert_parallel": 2}),
     "DP2 x TP2+SP": (4, "qwen3", {"tensor_parallel": 2}),
 }
@@ -58,6 +65,10 @@ RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "TP2+SP": (
         "qwen3 tied",
         [(2, {"tensor_parallel": 2}), (2, {"pipeline_parallel": 2}), (4, {"tensor_parallel": 2})],
+    ),
+    "CP2": (
+        "qwen3 tied",
+        [(2, {"context_parallel": 2}), (2, {"tensor_parallel": 2}), (4, {"context_parallel": 2, "tensor_parallel": 2})],
     ),
     "PP2, tied": (
         "qwen2 tied",
@@ -137,7 +148,8 @@ class Lab:
                 if ranks == world_size:
                     rest = {"sections": training_sections(layout), "batches": self.batches(model)[1:]}
                     cases[f"resumed: {name} {i}"] = "resumed", saved | rest
-        self.results[world_size] = run_ranks(world_size, "tests.policy_megatron.workers:run_cases", cases)
+        run = "tests.policy_megatron.workers:run_cases"
+        self.results[world_size] = run_ranks(world_size, run, cases, timeout_s=600.0)
 
 
 def sections(layout: dict[str, Any], **policy: Any) -> dict[str, dict[str, Any]]:

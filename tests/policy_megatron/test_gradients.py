@@ -84,7 +84,7 @@ def test_metrics_are_the_same_on_every_rank_and_count_every_token_once(lab: Lab,
         assert all(metrics == every[0] for metrics in every)
         assert every[0]["train/tokens"] == sum(len(s.response_ids) for s in sequences)
     ranks, _, layout = GRADIENTS[name]
-    replicas = ranks // (layout.get("tensor_parallel", 1) * layout.get("pipeline_parallel", 1))
+    replicas = ranks // math.prod(layout.get(f"{kind}_parallel", 1) for kind in ("tensor", "context", "pipeline"))
     found = lab.of("gradients", name)[0]["many micro-batches"]["metrics"]["optim/microbatches"]
     assert found >= tokens / (30 * replicas) > 1
 

@@ -26,7 +26,6 @@ def config_for(folder: Path, **layout: Any) -> Any:
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"policy": {"backend": "megatron", "megatron": {"context_parallel": 2}}}, "context_parallel is 2"),
         ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
         ({"policy": {"backend": "megatron"}, "model": {"lora": {}}}, "model.lora"),
         ({"policy": {"backend": "megatron"}, "optimizer": {"offload": True}}, "optimizer.offload"),
@@ -43,6 +42,7 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
     ("family", "model", "layout", "ranks", "told"),
     [
         ("qwen3", {}, {"tensor_parallel": 2}, 3, "does not divide 3 ranks"),
+        ("qwen3", {}, {"context_parallel": 2}, 3, r"context_parallel \(2\)"),
         ("qwen3", {}, {"tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),
         ("qwen3", {"intermediate_size": 97}, {"tensor_parallel": 2}, 2, r"intermediate_size \(97\)"),
         ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 2}, 2, "3 layers"),

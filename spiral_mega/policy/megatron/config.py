@@ -23,11 +23,11 @@ def check_layout(hf_config: Any, config: Config, world_size: int) -> None:
 
 def _problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterator[str]:
     tensor, pipeline, expert = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
-    sparse = sparse_layers(hf)
-    if world_size % (tensor * pipeline):
+    context, sparse = layout.context_parallel, sparse_layers(hf)
+    if world_size % (tensor * context * pipeline):
         yield (
-            f"tensor_parallel ({tensor}) times pipeline_parallel ({pipeline}) ranks hold one replica, which does not "
-            f"divide {world_size} ranks: change one of them, or the number of ranks"
+            f"tensor_parallel ({tensor}) times context_parallel ({context}) times pipeline_parallel ({pipeline}) ranks "
+            f"hold one replica, which does not divide {world_size} ranks: change one of them, or the number of ranks"
         )
     elif (world_size // pipeline) % expert:
         yield (
@@ -107,6 +107,7 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
         tensor_model_parallel_size=layout.tensor_parallel,
+        context_parallel_size=layout.context_parallel,
         pipeline_model_parallel_size=layout.pipeline_parallel,
         sequence_parallel=layout.sequence_parallel and layout.tensor_parallel > 1,
         params_dtype=dtype,

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from spiral_mega.config import MegatronConfig
+from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -19,31 +20,33 @@ log = logging.getLogger(__name__)
 class Layout:
     """This rank among those that share a replica of the model, and among the replicas.
 
-    A replica is tensor_parallel x pipeline_parallel ranks that work on the same micro-batches. Experts are spread over
-    expert_parallel ranks of a stage, each whole, whatever tensor_parallel is.
+    A replica is tensor_parallel x context_parallel x pipeline_parallel ranks that work on the same micro-batches.
+    Experts are spread over expert_parallel ranks of a stage, each whole, whatever tensor_parallel is.
     """
 
     tensor_rank: int
     tensor_size: int
+    context_rank: int
+    context_size: int
     expert_rank: int
     expert_size: int
     first_stage: bool
     last_stage: bool
     replica: int
+    replica_group: dist.ProcessGroup  # the ranks of this replica
 
     @property
     def tensor_group(self) -> dist.ProcessGroup:
         return parallel_state.get_tensor_model_parallel_group()
 
     @property
-    def replica_group(self) -> dist.ProcessGroup:
-        """The ranks of this replica."""
-        return parallel_state.get_model_parallel_group()
+    def context_group(self) -> dist.ProcessGroup:
+        return parallel_state.get_context_parallel_group()
 
     @property
     def speaks(self) -> bool:
         """Whether this rank is the one of its replica that has the loss and counts it."""
-        return self.last_stage and self.tensor_rank == 0
+        return self.last_stage and self.tensor_rank == self.context_rank == 0
 
 
 def start_layout(config: MegatronConfig, seed: int) -> Layout:
@@ -60,17 +63,25 @@ def start_layout(config: MegatronConfig, seed: int) -> Layout:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
+        context_parallel_size=config.context_parallel,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed % 2**31)  # its layers draw from it, though none drops out
+    replica = parallel_state.get_data_parallel_rank()
+    members: dict[int, list[int]] = {}
+    for rank, each in enumerate(gather_objects(replica)):
+        members.setdefault(each, []).append(rank)
     return Layout(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context_size=parallel_state.get_context_parallel_world_size(),
         expert_rank=parallel_state.get_expert_model_parallel_rank(),
         expert_size=parallel_state.get_expert_model_parallel_world_size(),
         first_stage=parallel_state.is_pipeline_first_stage(),
         last_stage=parallel_state.is_pipeline_last_stage(),
-        replica=parallel_state.get_data_parallel_rank(),
+        replica=replica,
+        replica_group=dist.new_subgroups_by_enumeration(list(members.values()))[0],  # type: ignore[no-untyped-call]
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import init_empty_weights
 from megatron.core.models.gpt import GPTModel
@@ -18,9 +16,8 @@ from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.kernels.logits import LinearLogprob
-from spiral_mega.packing.batch import TreeBatch
-from spiral_mega.packing.layout import TreeLayout
 from spiral_mega.policy.megatron.config import transformer_config
+from spiral_mega.policy.megatron.context import Share
 from spiral_mega.policy.megatron.layout import Layout
 from spiral_mega.policy.megatron.modules import TreeParams, decoder_spec
 from spiral_mega.policy.megatron.weights import CheckpointReader, ShardMap
@@ -36,16 +33,17 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
     layout: Layout
     real_vocab_size: int
 
-    def forward(self, batch: TreeBatch, temperature: float) -> torch.Tensor | LinearLogprob:
-        """Of the last stage: log-probs and entropies [U] of the batch's distinct response tokens under
-        softmax(logits / temperature), the same on all tensor-parallel ranks. Of others: hidden states [T, 1, H] (of
-        this rank's rows, under sequence parallelism), which the schedule hands on."""
+    def forward(self, share: Share, temperature: float) -> torch.Tensor | LinearLogprob:
+        """Of the last stage: log-probs and entropies [U] of the micro-batch's distinct response tokens under
+        softmax(logits / temperature), the same on all ranks of a stage. Of others: hidden states [T, 1, H] of this
+        rank's rows, which the schedule hands on."""
+        batch = share.batch
         # The rotation is computed in float32 and rounded, as transformers does.
         cos, sin = self.rotary(torch.empty(0, dtype=self.config.params_dtype), batch.position_ids)
         hidden = self.decoder(
             hidden_states=self.embedding(batch.input_ids, batch.position_ids) if self.pre_process else None,
             attention_mask=None,
-            packed_seq_params=TreeParams(batch.layout, cos[0], sin[0]),
+            packed_seq_params=TreeParams(share, cos[0], sin[0]),
         )
         if not self.post_process:
             return hidden
@@ -56,7 +54,7 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             )
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         weight = self.output_layer.weight if weight is None else weight
-        return linear_logprob(
+        mine = linear_logprob(
             hidden[:, 0][batch.rows],
             weight,
             batch.targets,
@@ -64,6 +62,7 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             vocab_parallel_group=self.layout.tensor_group,
             vocab_size=self.real_vocab_size,
         )
+        return share.whole_head(mine)
 
 
 def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime) -> tuple[TreeGPTModel, ShardMap]:
@@ -119,24 +118,3 @@ def _raise_together(path: str, problem: str) -> None:
         raise UserError(
             f"the weights at model.path {path!r} do not load ({found[0]}): copy the model again, or name another"
         )
-
-
-def pad_rows(batch: TreeBatch, multiple: int) -> TreeBatch:
-    """With rows of no loss after the last, as a path of their own, so that `multiple` divides their number: sequence
-    parallelism gives every rank as many."""
-    length = batch.input_ids.shape[1]
-    if not (more := -length % multiple):
-        return batch
-    depth, subtree_end = batch.layout.depth, batch.layout.subtree_end
-    path = np.arange(more, dtype=depth.dtype)
-    zeros = batch.input_ids.new_zeros(1, more)
-    return replace(
-        batch,
-        input_ids=torch.cat([batch.input_ids, zeros], dim=1),
-        position_ids=torch.cat([batch.position_ids, torch.from_numpy(path)[None].to(zeros)], dim=1),
-        layout=TreeLayout(
-            np.concatenate([depth, path]),
-            np.concatenate([subtree_end, np.full(more, length + more, dtype=subtree_end.dtype)]),
-            batch.layout.device,
-        ),
-    )

@@ -15,8 +15,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spiral_mega.packing.attention import BACKENDS, Backend
-from spiral_mega.packing.layout import TreeLayout
 from spiral_mega.packing.varlen import ScoreForm
+from spiral_mega.policy.megatron.context import Share
 
 # Where transformer-engine is not installed, 0.16.1 asks for this name without ever having defined it.
 vars(moe_utils).setdefault("te_general_gemm", None)
@@ -42,12 +42,12 @@ class RmsNorm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TreeParams:
-    """What attention has to know of a micro-batch: who sees whom, and the rotation of each row (cos, sin [T, D]).
+    """What attention has to know of a micro-batch: who sees whom, and the rotation of each row (cos, sin [Q, D]).
 
     It takes the place of megatron-core's PackedSeqParams, of which the layers read the format only.
     """
 
-    layout: TreeLayout
+    share: Share
     cos: torch.Tensor
     sin: torch.Tensor
     qkv_format: str = "sbhd"
@@ -70,10 +70,11 @@ class TreeAttention(nn.Module):
         packed_seq_params: TreeParams,
         **__: Any,
     ) -> torch.Tensor:
-        """query [T, 1, Hq, D], key and value [T, 1, Hkv, D] -> [T, 1, Hq * D]."""
+        """query [Q, 1, Hq, D], key and value [Q, 1, Hkv, D] of this rank's rows -> [Q, 1, Hq * D]."""
         tree = packed_seq_params
         q, k = apply_rotary_pos_emb(query[:, 0], key[:, 0], tree.cos, tree.sin, unsqueeze_dim=1)
-        out = self.backend(q, k, value[:, 0], None, tree.layout, self.form)
+        k, v = tree.share.whole_keys(k, value[:, 0])
+        out = self.backend(q, k, v, None, tree.share.batch.layout, self.form)
         return out.flatten(1)[:, None]
 
 

@@ -24,8 +24,9 @@ from spiral_mega.packing.balance import Key, split
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.loss import Totals, weighted_loss
+from spiral_mega.policy.megatron.context import Share, keys_of_a_head, pad_rows, share_out
 from spiral_mega.policy.megatron.layout import start_layout
-from spiral_mega.policy.megatron.model import build_model, pad_rows
+from spiral_mega.policy.megatron.model import build_model
 from spiral_mega.policy.megatron.optimizer import DistributedAdamW, wrap
 from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.runtime import Runtime
@@ -41,6 +42,7 @@ class MegatronPolicy:
         hf_config = read_model_config(config.model.path)
         self.layout = start_layout(config.policy.megatron, config.run.seed)
         self.replica = self.layout.replica
+        self.head_keys = keys_of_a_head(hf_config)
         model, self.shards = build_model(config, hf_config, self.layout, runtime)
         self.model = wrap(model).train()
         # Weights of the sequences hold the global denominators, so gradients are sums: no count to divide them by.
@@ -119,19 +121,20 @@ class MegatronPolicy:
     def save_pretrained(self, folder: Path) -> None:
         save_pretrained(self.weights(), self.config.model, folder)
 
-    def _pack(self, sequences: list[Sequence]) -> TreeBatch:
-        batch = pack(sequences)
-        if self.model.config.sequence_parallel:
-            batch = pad_rows(batch, self.layout.tensor_size)
-        return batch.to(self.device)
+    def _pack(self, sequences: list[Sequence]) -> tuple[TreeBatch, Share]:
+        """A micro-batch whole, for the loss, and what this rank computes of it."""
+        cut = self.layout.tensor_size if self.model.config.sequence_parallel else 1
+        batch = pad_rows(pack(sequences), cut * self.layout.context_size)
+        share = share_out(batch, self.layout.context_group, self.head_keys)
+        return batch.to(self.device), share.to(self.device)
 
-    def _run(self, batches: list[TreeBatch], of_output: Any, *, forward_only: bool) -> None:
+    def _run(self, batches: list[tuple[TreeBatch, Share]], of_output: Any, *, forward_only: bool) -> None:
         """Through the schedule: forward, and unless `forward_only` backward; `of_output(batch, output)` on the last
         stage gives the loss."""
 
-        def step(data: Iterator[TreeBatch], model: Any) -> tuple[Any, Any]:
-            batch = next(data)
-            return model(batch, self.config.rollout.temperature), partial(of_output, batch)
+        def step(data: Iterator[tuple[TreeBatch, Share]], model: Any) -> tuple[Any, Any]:
+            batch, share = next(data)
+            return model(share, self.config.rollout.temperature), partial(of_output, batch)
 
         get_forward_backward_func()(
             forward_step_func=step,
