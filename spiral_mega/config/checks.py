@@ -146,6 +146,11 @@ def _megatron(config: Config) -> Iterator[str]:
         if layout != MegatronConfig():
             yield "policy.megatron is set, but policy.backend is 'fsdp': set policy.backend=megatron, or leave it out"
         return
+    if layout.virtual_stages > 1 and layout.pipeline_parallel == 1:
+        yield (
+            f"policy.megatron.virtual_stages is {layout.virtual_stages}, but pipeline_parallel is 1: there is no other "
+            "stage to wait for; set virtual_stages to 1"
+        )
     if config.model.lora is not None:
         yield "model.lora is set, which policy.backend 'megatron' does not train: set it to null, or use fsdp"
     if config.algorithm.kl is not None:

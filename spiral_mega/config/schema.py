@@ -58,6 +58,11 @@ class MegatronConfig(Section):
         default=True, description="Those ranks also share the rows between the layers' products: less memory."
     )
     pipeline_parallel: int = Field(default=1, gt=0, description="Stages of consecutive layers.")
+    virtual_stages: int = Field(
+        default=1,
+        gt=0,
+        description="Stages of each rank, in turns with the others': less waiting, more messages.",
+    )
     expert_parallel: int = Field(default=1, gt=0, description="Ranks of a stage that share its experts, each whole.")
     context_parallel: int = Field(
         default=1,

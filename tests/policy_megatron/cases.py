@@ -26,6 +26,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tied": False, "rope_parameters": LLAMA3}),
     "qwen2 tied": ("qwen2", {"tied": True}),
     "experts": ("qwen3_moe", {"tied": False}),
+    "five layers, tied": ("qwen3", {"tied": True, "num_hidden_layers": 5}),
+    "three layers, experts": ("qwen3_moe", {"tied": False, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
     "some experts": ("qwen3_moe", {"tied": False, "mlp_only_layers": [0], "norm_topk_prob": False}),
 }
 # Name: ranks, model, policy.megatron.
@@ -35,6 +37,8 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2+SP, biases": (2, "qwen2 tied", {"tensor_parallel": 2}),
     "PP2": (2, "llama", {"pipeline_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
+    "PP2 of three layers": (2, "three layers, experts", {"pipeline_parallel": 2}),
+    "PP2 x VP2, tied": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}),
     "DP2": (2, "qwen3 tied", {}),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
     "CP2 x EP2": (2, "some experts", {"context_parallel": 2, "expert_parallel": 2}),
@@ -44,6 +48,8 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
+    "PP2 x VP2 x TP2+SP": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "tensor_parallel": 2}),
+    "PP2 x VP2 x CP2": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2}),
     "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
     "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
     "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
@@ -55,6 +61,7 @@ BF16 = (2, "qwen3 tied", {"tensor_parallel": 2})
 UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
+    "PP2 x VP2, tied": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}),
     "DP2": (2, "qwen3", {}),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
     "EP2": (2, "experts", {"expert_parallel": 2}),
@@ -73,6 +80,14 @@ RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "PP2, tied": (
         "qwen2 tied",
         [(2, {"pipeline_parallel": 2}), (2, {"tensor_parallel": 2}), (2, {})],
+    ),
+    "PP2 x VP2, tied": (
+        "five layers, tied",
+        [
+            (2, {"pipeline_parallel": 2, "virtual_stages": 2}),
+            (2, {"pipeline_parallel": 2}),
+            (4, {"pipeline_parallel": 2, "virtual_stages": 2}),
+        ],
     ),
     "EP2 x TP2": (
         "experts",

@@ -27,6 +27,7 @@ def config_for(folder: Path, **layout: Any) -> Any:
     ("sections", "told"),
     [
         ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
+        ({"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}}, "virtual_stages is 2"),
         ({"policy": {"backend": "megatron"}, "model": {"lora": {}}}, "model.lora"),
         ({"policy": {"backend": "megatron"}, "optimizer": {"offload": True}}, "optimizer.offload"),
     ],
@@ -45,7 +46,8 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
         ("qwen3", {}, {"context_parallel": 2}, 3, r"context_parallel \(2\)"),
         ("qwen3", {}, {"tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),
         ("qwen3", {"intermediate_size": 97}, {"tensor_parallel": 2}, 2, r"intermediate_size \(97\)"),
-        ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 2}, 2, "3 layers"),
+        ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 4}, 4, "3 layers"),
+        ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 2, "virtual_stages": 2}, 2, "3 layers"),
         ("qwen3", {}, {"expert_parallel": 2}, 2, "no experts"),
         ("qwen3_moe", {}, {"expert_parallel": 3}, 3, "4 experts"),
         ("qwen3_moe", {}, {"expert_parallel": 2}, 1, "does not divide the 1 ranks"),

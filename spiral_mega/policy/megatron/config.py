@@ -38,8 +38,11 @@ def _problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterator[str]
     for name in cut:
         if (count := getattr(hf, name)) % tensor:
             yield f"tensor_parallel is {tensor}, which does not divide the model's {name} ({count}): choose a divisor"
-    if (count := hf.num_hidden_layers) % pipeline:
-        yield f"pipeline_parallel is {pipeline}, which does not divide the model's {count} layers: choose a divisor"
+    if (count := hf.num_hidden_layers) < pipeline * layout.virtual_stages:
+        yield (
+            f"pipeline_parallel ({pipeline}) times virtual_stages ({layout.virtual_stages}) is more than the model's "
+            f"{count} layers: choose fewer stages"
+        )
     if any(sparse):
         yield from _expert_problems(hf.num_experts, layout)
     elif expert > 1:
@@ -85,6 +88,12 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
             "expert_model_parallel_size": layout.expert_parallel,
             "expert_tensor_parallel_size": 1,
         }
+    pipeline: dict[str, Any] = {}
+    if layout.pipeline_parallel > 1:
+        pipeline = {"pipeline_model_parallel_layout": _stages(hf.num_hidden_layers, layout)}
+    if layout.virtual_stages > 1:
+        # Messages one by one: in batches, stages that send to each other at once would wait for each other.
+        pipeline |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     recompute: dict[str, Any] = {}
     if policy.activation_checkpointing:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -122,8 +131,17 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         moe_token_dispatcher_type="alltoall",  # the default refuses the line above, even where there are no experts
         calculate_per_token_loss=True,
         **experts,
+        **pipeline,
         **recompute,
     )
+
+
+def _stages(layers: int, layout: MegatronConfig) -> list[list[str]]:
+    """What each stage holds, in the order of the model. The first have a layer more, where they cannot be equal: the
+    last has the head."""
+    count = layout.pipeline_parallel * layout.virtual_stages
+    stages = [["decoder"] * ((layers + count - 1 - stage) // count) for stage in range(count)]
+    return [["embedding", *stages[0]], *stages[1:-1], [*stages[-1], "loss"]]
 
 
 def _keep(weight: torch.Tensor) -> torch.Tensor:

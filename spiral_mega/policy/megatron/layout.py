@@ -63,6 +63,7 @@ def start_layout(config: MegatronConfig, seed: int) -> Layout:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=config.virtual_stages if config.virtual_stages > 1 else None,
         context_parallel_size=config.context_parallel,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=1,

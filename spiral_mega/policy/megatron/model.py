@@ -65,30 +65,36 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
         return share.whole_head(mine)
 
 
-def build_model(config: Config, hf_config: Any, layout: Layout, runtime: Runtime) -> tuple[TreeGPTModel, ShardMap]:
-    """This rank's part of the model of `config`, with the weights of its checkpoint."""
+def build_model(
+    config: Config, hf_config: Any, layout: Layout, runtime: Runtime
+) -> tuple[list[TreeGPTModel], ShardMap]:
+    """This rank's stages of the model of `config`, with the weights of its checkpoint."""
     megatron_config = transformer_config(hf_config, config)
     attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
     with init_empty_weights(include_buffers=False):
         twin = AutoModelForCausalLM.from_config(hf_config)
-    vocabulary = hf_config.vocab_size
-    model = TreeGPTModel(
-        megatron_config,
-        decoder_spec(megatron_config, attention),
-        vocab_size=-(-vocabulary // layout.tensor_size) * layout.tensor_size,
-        max_sequence_length=hf_config.max_position_embeddings,
-        pre_process=layout.first_stage,
-        post_process=layout.last_stage,
-        share_embeddings_and_output_weights=bool(hf_config.tie_word_embeddings),
-        position_embedding_type="none",
-    )
-    model.rotary = twin.model.rotary_emb.to(runtime.device)
-    model.layout, model.real_vocab_size = layout, vocabulary
-    model.to(runtime.device)
-    return model, _load(config.model.path, model, hf_config, layout)
+    vocabulary, count = hf_config.vocab_size, config.policy.megatron.virtual_stages
+    stages = []
+    for stage in range(count):
+        virtual_stage = stage if count > 1 else None
+        model = TreeGPTModel(
+            megatron_config,
+            decoder_spec(megatron_config, attention, virtual_stage),
+            vocab_size=-(-vocabulary // layout.tensor_size) * layout.tensor_size,
+            max_sequence_length=hf_config.max_position_embeddings,
+            pre_process=layout.first_stage and stage == 0,
+            post_process=layout.last_stage and stage == count - 1,
+            share_embeddings_and_output_weights=bool(hf_config.tie_word_embeddings),
+            position_embedding_type="none",
+            vp_stage=virtual_stage,
+        )
+        model.rotary = twin.model.rotary_emb.to(runtime.device)
+        model.layout, model.real_vocab_size = layout, vocabulary
+        stages.append(model.to(runtime.device))
+    return stages, _load(config.model.path, stages, hf_config, layout)
 
 
-def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> ShardMap:
+def _load(path: str, stages: list[TreeGPTModel], hf_config: Any, layout: Layout) -> ShardMap:
     """Every rank reads its own parts. What fails on one fails on all, so that none waits for it."""
     problem, reader = "", None
     try:
@@ -99,7 +105,7 @@ def _load(path: str, model: TreeGPTModel, hf_config: Any, layout: Layout) -> Sha
     assert reader is not None
     weights = None
     try:
-        weights = ShardMap(model, hf_config, reader.shape, layout)
+        weights = ShardMap(stages, hf_config, reader.shape, layout)
     except ValueError as error:  # on every rank: the tables and the files are the same everywhere
         problem = str(error)
     _raise_together(path, problem)

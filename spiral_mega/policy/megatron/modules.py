@@ -78,9 +78,12 @@ class TreeAttention(nn.Module):
         return out.flatten(1)[:, None]
 
 
-def decoder_spec(config: TransformerConfig, attention: str) -> TransformerBlockSubmodules:
-    """This stage's layers of megatron-core's own "local" modules, but for the two above; `attention` as in BACKENDS."""
-    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
+def decoder_spec(config: TransformerConfig, attention: str, virtual_stage: int | None) -> TransformerBlockSubmodules:
+    """A stage's layers of megatron-core's own "local" modules, but for the two above; `attention` as in BACKENDS,
+    `virtual_stage`: which of this rank's stages, None where it has one."""
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual_stage
+    )
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
         inner = layer.submodules.self_attention.submodules

@@ -18,17 +18,17 @@ from spiral_mega.policy.megatron.weights import ShardMap
 from spiral_mega.policy.optimizer import schedule_factor
 
 
-def wrap(model: TreeGPTModel) -> DistributedDataParallel:
-    """`model` with flat buffers whose gradients are summed over replicas, not averaged (calculate_per_token_loss)."""
+def wrap(stages: list[TreeGPTModel]) -> list[DistributedDataParallel]:
+    """Each with flat buffers whose gradients are summed over replicas, not averaged (calculate_per_token_loss)."""
     settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    return DistributedDataParallel(model.config, settings, model)
+    return [DistributedDataParallel(stage.config, settings, stage).train() for stage in stages]
 
 
 class DistributedAdamW:
     """AdamW whose state is cut over the replicas; vectors (norms, biases) are never decayed."""
 
-    def __init__(self, model: DistributedDataParallel, config: OptimizerConfig, total_updates: int) -> None:
-        self.model, self.config, self.total_updates, self.updates = model, config, total_updates, 0
+    def __init__(self, stages: list[DistributedDataParallel], config: OptimizerConfig, total_updates: int) -> None:
+        self.stages, self.config, self.total_updates, self.updates = stages, config, total_updates, 0
         self._steps = 0  # updates that were not skipped
         settings = MegatronOptimizerConfig(
             optimizer="adam",
@@ -39,11 +39,11 @@ class DistributedAdamW:
             adam_beta2=config.betas[1],
             adam_eps=config.eps,
             clip_grad=config.max_grad_norm,
-            bf16=model.config.bf16,
-            params_dtype=model.config.params_dtype,
+            bf16=stages[0].config.bf16,
+            params_dtype=stages[0].config.params_dtype,
             use_distributed_optimizer=True,
         )
-        self.inner = get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+        self.inner = get_megatron_optimizer(settings, stages, use_gloo_process_groups=False)
         self._fill_state()
 
     @property
@@ -93,7 +93,8 @@ class DistributedAdamW:
         self._fill_state()
         for optimizer in self.inner.chained_optimizers:
             optimizer._copy_main_params_to_model_params()
-        self.model.start_param_sync(force_sync=True)
+        for stage in self.stages:
+            stage.start_param_sync(force_sync=True)
 
     def share(self, parameter: nn.Parameter) -> tuple[Any, nn.Parameter | None, int, int]:
         """The optimizer that has `parameter`, and what this rank has of it: a flat share [start, stop), or None."""

@@ -43,20 +43,21 @@ class MegatronPolicy:
         self.layout = start_layout(config.policy.megatron, config.run.seed)
         self.replica = self.layout.replica
         self.head_keys = keys_of_a_head(hf_config)
-        model, self.shards = build_model(config, hf_config, self.layout, runtime)
-        self.model = wrap(model).train()
+        stages, self.shards = build_model(config, hf_config, self.layout, runtime)
+        self.stages, self.megatron_config = wrap(stages), stages[0].config
         # Weights of the sequences hold the global denominators, so gradients are sums: no count to divide them by.
-        model.config.finalize_model_grads_func = _finalize
+        self.megatron_config.finalize_model_grads_func = _finalize
         self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
         self.microbatch_tokens = config.policy.microbatch_tokens
         updates = config.run.steps * config.batch.minibatches
-        self.optimizer = DistributedAdamW(self.model, config.optimizer, updates)
+        self.optimizer = DistributedAdamW(self.stages, config.optimizer, updates)
 
     def update(self, microbatches: list[list[Sequence]]) -> dict[str, float]:
         totals = Totals()
-        self.model.zero_grad_buffer()
+        for stage in self.stages:
+            stage.zero_grad_buffer()
         self.optimizer.inner.zero_grad()
-        self._run([self._pack(each) for each in microbatches], partial(self._loss, totals), forward_only=False)
+        self._run(microbatches, partial(self._loss, totals), forward_only=False)
         norm, lr = self.optimizer.norm(), self.optimizer.lr
         skipped = not math.isfinite(norm)
         if skipped:
@@ -87,7 +88,7 @@ class MegatronPolicy:
 
         batches = [part for _, part in parts] + [[]] * (rounds - len(parts))
         if batches:
-            self._run([self._pack(each) for each in batches], keep, forward_only=True)
+            self._run(batches, keep, forward_only=True)
         mine = dist.get_rank(self.layout.replica_group)
         by_key: dict[Key, torch.Tensor] = {}
         for (rank, part), logprobs in zip(parts, self._spoken(parts, found), strict=True):
@@ -107,7 +108,7 @@ class MegatronPolicy:
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         limit = int(self.config.rollout.sync_bucket_mb * 2**20)
-        return self.shards.stream(lambda p: p.detach(), dtype or self.model.config.params_dtype, limit)
+        return self.shards.stream(lambda p: p.detach(), dtype or self.megatron_config.params_dtype, limit)
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
         raise NotImplementedError("the configuration refuses adapters")
@@ -123,14 +124,16 @@ class MegatronPolicy:
 
     def _pack(self, sequences: list[Sequence]) -> tuple[TreeBatch, Share]:
         """A micro-batch whole, for the loss, and what this rank computes of it."""
-        cut = self.layout.tensor_size if self.model.config.sequence_parallel else 1
+        cut = self.layout.tensor_size if self.megatron_config.sequence_parallel else 1
         batch = pad_rows(pack(sequences), cut * self.layout.context_size)
         share = share_out(batch, self.layout.context_group, self.head_keys)
         return batch.to(self.device), share.to(self.device)
 
-    def _run(self, batches: list[tuple[TreeBatch, Share]], of_output: Any, *, forward_only: bool) -> None:
+    def _run(self, microbatches: list[list[Sequence]], of_output: Any, *, forward_only: bool) -> None:
         """Through the schedule: forward, and unless `forward_only` backward; `of_output(batch, output)` on the last
-        stage gives the loss."""
+        stage gives the loss. Stages in turns take as many micro-batches as there are ranks; empty ones are added."""
+        rounds = self.megatron_config.pipeline_model_parallel_size if len(self.stages) > 1 else 1
+        batches = [self._pack(each) for each in [*microbatches, *[[]] * (-len(microbatches) % rounds)]]
 
         def step(data: Iterator[tuple[TreeBatch, Share]], model: Any) -> tuple[Any, Any]:
             batch, share = next(data)
@@ -138,8 +141,8 @@ class MegatronPolicy:
 
         get_forward_backward_func()(
             forward_step_func=step,
-            data_iterator=iter(batches),
-            model=[self.model],
+            data_iterator=[iter(batches) for _ in self.stages],
+            model=self.stages,
             num_microbatches=len(batches),
             seq_length=1,  # unused: stages tell each other the shapes (variable_seq_lengths)
             micro_batch_size=1,

@@ -57,11 +57,13 @@ class CheckpointReader:
 class ShardMap:
     """This rank's parameters by the entries of the family's table, and which rank has which part of what."""
 
-    def __init__(self, model: Any, hf_config: Any, shapes: Callable[[str], Sequence[int]], layout: Layout) -> None:
+    def __init__(
+        self, stages: list[Any], hf_config: Any, shapes: Callable[[str], Sequence[int]], layout: Layout
+    ) -> None:
         self.layout = layout
         self.groups = hf_config.num_key_value_heads // layout.tensor_size
         self.tied = bool(hf_config.tie_word_embeddings)
-        parameters = dict(_global_names(model, layout))
+        parameters = {name: each for stage in stages for name, each in _global_names(stage, layout)}
         self.entries = model_entries(hf_config)
         self.shapes = {name: tuple(shapes(name)) for entry in self.entries for name in entry.theirs}
         self._firsts = {name: entry.ours for entry in reversed(self.entries) for name in entry.theirs}
