@@ -53,6 +53,9 @@ class ModelConfig(Section):
 class MegatronConfig(Section):
     """How megatron-core spreads one copy of the model over tensor, context and pipeline parallel ranks."""
 
+    spec: Literal["local", "te"] = Field(
+        default="local", description="Whose modules the layers are: megatron-core's own, or transformer-engine's (GPU)."
+    )
     tensor_parallel: int = Field(default=1, gt=0, description="Ranks that share every layer's heads and MLP columns.")
     sequence_parallel: bool = Field(
         default=True, description="Those ranks also share the rows between the layers' products: less memory."

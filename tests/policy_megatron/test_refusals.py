@@ -42,6 +42,7 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
 @pytest.mark.parametrize(
     ("family", "model", "layout", "ranks", "told"),
     [
+        ("qwen3", {}, {"spec": "te"}, 1, "transformer_engine is not installed"),
         ("qwen3", {}, {"tensor_parallel": 2}, 3, "does not divide 3 ranks"),
         ("qwen3", {}, {"context_parallel": 2}, 3, r"context_parallel \(2\)"),
         ("qwen3", {}, {"tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),

@@ -3,8 +3,9 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-from spiral_mega.policy.megatron.families import Block, Entry, blocks_of, fuse, part_of, unfuse
+from spiral_mega.policy.megatron.families import Block, Entry, blocks_of, fuse, local_name, part_of, unfuse
 from spiral_mega.policy.megatron.state import cut_by_blocks, rectangles
 
 
@@ -69,3 +70,19 @@ def test_a_flat_range_is_its_rectangles_each_number_once_and_in_its_place(
             assert torch.equal(values, tensors[part][row, column])
             found += values.flatten().tolist()
     assert sorted(found) == sorted(n for n in share.tolist() if n >= 0)
+
+
+def test_transformer_engines_names_are_those_that_megatron_core_says_are_the_same() -> None:
+    """Its local layers tell checkpoints under which names transformer-engine's have their norms."""
+    same = get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map
+    assert len(same) == 2
+    for local, fused in same.items():
+        assert local_name(f"decoder.layers.3.{fused}weight") == f"decoder.layers.3.{local}weight"
+        assert local_name(f"decoder.layers.3.{local}weight") == f"decoder.layers.3.{local}weight"
+
+
+def test_experts_in_one_module_are_numbered_as_modules_of_their_own() -> None:
+    grouped = "decoder.layers.3.mlp.experts.linear_fc1.weight12"
+    assert local_name(grouped) == "decoder.layers.3.mlp.experts.local_experts.12.linear_fc1.weight"
+    for name in ("decoder.layers.3.mlp.linear_fc1.weight", "decoder.layers.3.mlp.router.weight", "output_layer.weight"):
+        assert local_name(name) == name

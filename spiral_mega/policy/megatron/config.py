@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def _problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterator[str]
     for name in cut:
         if (count := getattr(hf, name)) % tensor:
             yield f"tensor_parallel is {tensor}, which does not divide the model's {name} ({count}): choose a divisor"
+    if layout.spec == "te" and find_spec("transformer_engine") is None:
+        yield "spec is 'te', but transformer_engine is not installed: install it, or set spec to local"
     if (count := hf.num_hidden_layers) < pipeline * layout.virtual_stages:
         yield (
             f"pipeline_parallel ({pipeline}) times virtual_stages ({layout.virtual_stages}) is more than the model's "
@@ -85,6 +88,7 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
             "moe_router_topk": hf.num_experts_per_tok,
             "moe_router_pre_softmax": not hf.norm_topk_prob,
             "moe_router_load_balancing_type": "none",
+            "moe_grouped_gemm": layout.spec == "te",
             "expert_model_parallel_size": layout.expert_parallel,
             "expert_tensor_parallel_size": 1,
         }

@@ -6,6 +6,7 @@ its own parts. So a part is read, sent and saved without its neighbours, and loa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -34,6 +35,21 @@ class Entry:
     def named(self, **values: int) -> Entry:
         """With {layer} and {expert} filled in."""
         return replace(self, ours=self.ours.format(**values), theirs=tuple(n.format(**values) for n in self.theirs))
+
+
+# transformer-engine's modules hold a norm's weight in the product behind it, and a rank's experts as one module.
+_OF_TRANSFORMER_ENGINE = {
+    r"self_attention\.linear_qkv\.layer_norm_weight": "input_layernorm.weight",
+    r"mlp\.linear_fc1\.layer_norm_weight": "pre_mlp_layernorm.weight",
+    r"mlp\.experts\.(linear_fc[12])\.weight(\d+)": r"mlp.experts.local_experts.\2.\1.weight",
+}
+
+
+def local_name(name: str) -> str:
+    """The name under which megatron-core's local modules, and so the tables, have parameter `name`."""
+    for theirs, ours in _OF_TRANSFORMER_ENGINE.items():
+        name = re.sub(rf"\.{theirs}$", f".{ours}", name)
+    return name
 
 
 class Family(NamedTuple):

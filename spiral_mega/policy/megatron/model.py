@@ -73,13 +73,14 @@ def build_model(
     attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
     with init_empty_weights(include_buffers=False):
         twin = AutoModelForCausalLM.from_config(hf_config)
+    transformer_engine = config.policy.megatron.spec == "te"
     vocabulary, count = hf_config.vocab_size, config.policy.megatron.virtual_stages
     stages = []
     for stage in range(count):
         virtual_stage = stage if count > 1 else None
         model = TreeGPTModel(
             megatron_config,
-            decoder_spec(megatron_config, attention, virtual_stage),
+            decoder_spec(megatron_config, attention, virtual_stage, transformer_engine=transformer_engine),
             vocab_size=-(-vocabulary // layout.tensor_size) * layout.tensor_size,
             max_sequence_length=hf_config.max_position_embeddings,
             pre_process=layout.first_stage and stage == 0,

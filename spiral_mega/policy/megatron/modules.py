@@ -1,4 +1,4 @@
-"""The two modules of our own in megatron-core's layers: an RMSNorm for sequence parallelism, and tree attention."""
+"""The modules of our own in megatron-core's layers: tree attention, and an RMSNorm for sequence parallelism."""
 
 from __future__ import annotations
 
@@ -78,17 +78,23 @@ class TreeAttention(nn.Module):
         return out.flatten(1)[:, None]
 
 
-def decoder_spec(config: TransformerConfig, attention: str, virtual_stage: int | None) -> TransformerBlockSubmodules:
-    """A stage's layers of megatron-core's own "local" modules, but for the two above; `attention` as in BACKENDS,
-    `virtual_stage`: which of this rank's stages, None where it has one."""
+def decoder_spec(
+    config: TransformerConfig, attention: str, virtual_stage: int | None, *, transformer_engine: bool
+) -> TransformerBlockSubmodules:
+    """A stage's layers of megatron-core's "local" modules or transformer-engine's, with tree attention, and the local
+    ones with the norm above. `attention` as in BACKENDS; `virtual_stage`: which of this rank's stages, None where it
+    has one."""
     block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual_stage
+        config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=virtual_stage
     )
     for layer in block.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
         inner = layer.submodules.self_attention.submodules
         inner.core_attention = partial(TreeAttention, backend=BACKENDS[attention])
+        if transformer_engine:
+            continue
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RmsNorm
         if config.qk_layernorm:
             inner.q_layernorm = inner.k_layernorm = RmsNorm
-    block.layer_norm = RmsNorm
+    if not transformer_engine:
+        block.layer_norm = RmsNorm
     return block

@@ -15,7 +15,17 @@ from safetensors import safe_open
 from torch import nn
 
 from spiral_mega.distributed import gather_objects
-from spiral_mega.policy.megatron.families import Block, Entry, Part, blocks_of, fuse, model_entries, part_of, unfuse
+from spiral_mega.policy.megatron.families import (
+    Block,
+    Entry,
+    Part,
+    blocks_of,
+    fuse,
+    local_name,
+    model_entries,
+    part_of,
+    unfuse,
+)
 from spiral_mega.policy.megatron.layout import Layout
 
 Value = Callable[[nn.Parameter], torch.Tensor]
@@ -155,7 +165,7 @@ def _global_names(model: Any, layout: Layout) -> Iterator[tuple[str, nn.Paramete
     """Parameters with layers and experts numbered over the whole model, not over this rank."""
     layers = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(model.decoder.layers)}
     for name, parameter in model.named_parameters():
-        words = name.split(".")
+        words = local_name(name).split(".")
         if words[:2] == ["decoder", "layers"]:
             words[2] = layers[words[2]]
         if "local_experts" in words:
