@@ -48,7 +48,6 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
-    "PP2 x VP2 x TP2+SP": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "tensor_parallel": 2}),
     "PP2 x VP2 x CP2": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2}),
     "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
     "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
