@@ -151,9 +151,5 @@ def _megatron(config: Config) -> Iterator[str]:
             f"policy.megatron.virtual_stages is {layout.virtual_stages}, but pipeline_parallel is 1: there is no other "
             "stage to wait for; set virtual_stages to 1"
         )
-    if config.model.lora is not None:
-        yield "model.lora is set, which policy.backend 'megatron' does not train: set it to null, or use fsdp"
-    if config.algorithm.kl is not None:
-        yield "algorithm.kl is set, but policy.backend 'megatron' holds no reference: set it to null, or use fsdp"
     if config.optimizer.offload:
         yield "optimizer.offload is true, which policy.backend 'megatron' does not do: set it to false, or use fsdp"

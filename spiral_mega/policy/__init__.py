@@ -4,8 +4,10 @@ from spiral_mega.config import Config
 from spiral_mega.config.models import model_configs
 from spiral_mega.errors import UserError
 from spiral_mega.policy.lora import ADAPTER
+from spiral_mega.policy.megatron.checks import check_layout
 from spiral_mega.policy.model_config import read_model_config
 from spiral_mega.policy.policy import FrozenPolicy, Policy
+from spiral_mega.policy.reference import reference_path
 from spiral_mega.runtime import Runtime
 
 __all__ = ["FrozenPolicy", "Policy", "build_policies", "build_policy", "check_policy"]
@@ -15,13 +17,14 @@ def check_policy(config: Config, world_size: int) -> None:
     """Raise UserError for what the policy's backend cannot do with this model on so many ranks; nothing is loaded."""
     if config.policy.backend == "megatron":
         try:
-            from spiral_mega.policy.megatron.config import check_layout
+            import megatron.core  # noqa: F401
         except ImportError as error:
             raise UserError(
                 f"policy.backend is 'megatron', which is not installed ({error}): install spiral_mega[megatron] or set "
                 "policy.backend=fsdp"
             ) from error
-        check_layout(read_model_config(config.model.path), config, world_size)
+        for path in filter(None, (config.model.path, reference_path(config))):
+            check_layout(read_model_config(path), config, world_size)
 
 
 def build_policies(config: Config, runtime: Runtime) -> tuple[dict[str, Policy], dict[str, FrozenPolicy]]:

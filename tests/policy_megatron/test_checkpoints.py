@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tests.policy_megatron.cases import OTHERS, RESUMES, Lab
+from tests.policy_megatron.cases import LORA_RESUMES, OTHERS, RESUMES, Lab
 from tests.policy_megatron.test_gradients import largest_difference
 
 
-@pytest.mark.parametrize("name", RESUMES)
+@pytest.mark.parametrize("name", RESUMES | LORA_RESUMES)
 def test_a_resumed_run_goes_on_bit_for_bit(lab: Lab, name: str) -> None:
     for rank in lab.results[2]:
         found = rank[f"interrupted: {name}"]
@@ -19,7 +19,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(lab: Lab, name: str) -> None:
 @pytest.mark.parametrize(("name", "other"), OTHERS)
 def test_another_layout_goes_on_with_the_same_numbers(lab: Lab, name: str, other: int) -> None:
     whole = lab.results[2][0][f"interrupted: {name}"]["whole"]
-    ranks, _ = RESUMES[name][1][1 + other]
+    ranks, _ = (RESUMES | LORA_RESUMES)[name][1][1 + other]
     for rank in lab.results[ranks]:
         for ours, theirs in zip(rank[f"resumed: {name} {other}"], whole[1:], strict=True):
             assert largest_difference(ours["weights"], theirs["weights"]) < 1e-6

@@ -28,7 +28,6 @@ def config_for(folder: Path, **layout: Any) -> Any:
     [
         ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
         ({"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}}, "virtual_stages is 2"),
-        ({"policy": {"backend": "megatron"}, "model": {"lora": {}}}, "model.lora"),
         ({"policy": {"backend": "megatron"}, "optimizer": {"offload": True}}, "optimizer.offload"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
@@ -74,6 +73,18 @@ def test_what_the_model_or_the_ranks_do_not_allow_is_told(
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=told):
         check_policy(config_for(folder, **layout), ranks)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "told"),
+    [("qwen3_moe", ["q_proj", "up_proj"], "names up_proj, but the model has experts"), ("llama", ["lm_head"], "alone")],
+)
+def test_adapters_that_cannot_be_are_told(family: Any, targets: list[str], told: str, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model", family, tied=False, **HEADS)
+    policy = {"backend": "megatron", "megatron": {"pipeline_parallel": 2}}
+    config = make_config(folder, policy=policy, model={"lora": {"targets": targets}})
+    with pytest.raises(UserError, match=told):
+        check_policy(config, 2)
 
 
 def test_a_family_without_a_table_is_told(tmp_path: Path) -> None:

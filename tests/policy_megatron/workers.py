@@ -1,5 +1,6 @@
 """What the ranks do for the tests of the Megatron policy. Runs under torchrun; results go back by Hugging Face name."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.megatron_on_cpu import install
 install()
 
 from spiral_mega.policy.fsdp.policy import FsdpPolicy  # noqa: E402
+from spiral_mega.policy.megatron.families import Part  # noqa: E402
 from spiral_mega.policy.megatron.policy import MegatronPolicy  # noqa: E402
 from spiral_mega.policy.policy import Policy  # noqa: E402
 
@@ -30,17 +32,24 @@ def run_cases(runtime: Runtime, cases: dict[str, tuple[str, dict[str, Any]]]) ->
 
 
 def gradients(
-    runtime: Runtime, model: Path, sections: Sections, splits: dict[str, tuple[list[Sequence], int, int]]
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    splits: dict[str, tuple[list[Sequence], int, int]],
+    adapters: Tensors | None = None,
 ) -> dict[str, Any]:
     """The gradient that would reach the optimizer, and log-probs of every `world_size`-th sequence, for each of
     `splits`: sequences, token budget, seed of ownership. The streamed weights at the start."""
     policy = MegatronPolicy(make_config(model, **sections), runtime)
+    if adapters is not None:
+        whole_factors = {name.replace(".default.", "."): tensor for name, tensor in adapters.items()}
+        policy.shards.trained.load(lambda name, p: whole_factors[name][_index(p)])
     taken: Tensors = {}
 
     def take_instead_of_stepping(norm: float) -> None:
         taken.clear()
-        whole = {p: _gradient(policy, p) for _, p in policy.shards.owned}
-        taken.update(policy.shards.stream(whole.__getitem__, torch.float32, 2**16))
+        whole = {p: _gradient(policy, p) for _, p in policy.shards.trained.owned}
+        taken.update(policy.shards.trained.stream(whole.__getitem__, torch.float32, 2**16))
 
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign]
     results: dict[str, Any] = {"weights": _streamed(policy)}
@@ -64,6 +73,29 @@ def updates(
     return results
 
 
+def updates_of_adapters(
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+) -> dict[str, Any]:
+    """One update a batch: the adapters at the start and after each, of this policy and of that on FSDP2. What a
+    checkpoint and the engine would get at the end."""
+    ours = MegatronPolicy(make_config(model, **sections), runtime)
+    plain = {key: value for key, value in sections["policy"].items() if key not in ("backend", "megatron")}
+    theirs = FsdpPolicy(make_config(model, **(sections | {"policy": plain})), runtime)
+    results: dict[str, Any] = {}
+    for name, policy in {"ours": ours, "theirs": theirs}.items():
+        results[name] = [{"adapter": _copied(policy.adapter())}]
+        for index, batch in enumerate(batches):
+            metrics = policy.update(distribute(_owned(runtime, batch, index), 40, policy.replica))
+            results[name].append({"adapter": _copied(policy.adapter()), "metrics": metrics})
+    ours.save_pretrained(folder)
+    return results | {
+        "saved": set(ours.state_dict()["param"]),
+        "merged": _streamed(ours),
+        "base": _copied(ours.weights(merge=False)),
+        "logprobs": ours.logprobs(batches[0][runtime.rank :: runtime.world_size]),
+    }
+
+
 def _train(policy: Policy, runtime: Runtime, batches: list[list[Sequence]]) -> list[dict[str, Any]]:
     steps = []
     for index, batch in enumerate(batches):
@@ -83,7 +115,16 @@ def _gradient(policy: MegatronPolicy, parameter: torch.nn.Parameter) -> torch.Te
 
 
 def _streamed(policy: Policy) -> Tensors:
-    return {name: tensor.clone() for name, tensor in policy.weights()}
+    return _copied(policy.weights())
+
+
+def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors}
+
+
+def _index(part: Part) -> tuple[slice, ...]:
+    whole = slice(None)
+    return {None: (whole,), 0: (slice(part.start, part.stop),), 1: (whole, slice(part.start, part.stop))}[part.dim]
 
 
 def interrupted(

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from spiral_mega.config import Config, ModelConfig
-from spiral_mega.errors import ConfigError
 from spiral_mega.packing.batch import TreeBatch
 from spiral_mega.policy.fsdp.model import build_model
 from spiral_mega.policy.lora import adapters_off
-from spiral_mega.policy.model_config import read_model_config
+from spiral_mega.policy.reference import reference_path
 from spiral_mega.runtime import Runtime
 
 
@@ -42,17 +41,10 @@ def make_reference(policy: Any, config: Config, runtime: Runtime) -> Reference |
     Without a path it is the model that training starts from: with LoRA the policy's own base weights, else a second
     copy, sharded as the policy is. Raises ConfigError for a model of another vocabulary.
     """
-    kl, temperature = config.algorithm.kl, config.rollout.temperature
-    if kl is None:
+    temperature = config.rollout.temperature
+    if config.algorithm.kl is None:
         return None
-    if kl.reference is None and config.model.lora is not None:
+    if (path := reference_path(config)) is None:
         return Reference(policy, partial(adapters_off, policy), temperature)
-    path = kl.reference or config.model.path
-    sizes = [read_model_config(each).get_text_config().vocab_size for each in (path, config.model.path)]
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"algorithm.kl.reference {path} has {sizes[0]} tokens and model.path {config.model.path} {sizes[1]}: name "
-            "a model of the same tokenizer"
-        )
     model = build_model(ModelConfig(path=path), config.policy, runtime, config.run.seed)
     return Reference(model.requires_grad_(False), nullcontext, temperature)

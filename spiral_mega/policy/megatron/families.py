@@ -121,11 +121,11 @@ def sparse_layers(hf_config: Any) -> list[bool]:
     return [(i + 1) % step == 0 and i not in dense for i in range(hf_config.num_hidden_layers)]
 
 
-def model_entries(hf_config: Any) -> list[Entry]:
-    """Every entry of the whole model, in the order of its checkpoint. A tied head is made of the embedding."""
+def model_entries(hf_config: Any, *, tied: bool) -> list[Entry]:
+    """Every entry of the whole model, in the order of its checkpoint. With `tied` the head is made of the embedding."""
     family = family_of(hf_config)
     embedding, norm, head = family.model
-    if hf_config.tie_word_embeddings:
+    if tied:
         head = replace(head, theirs=embedding.theirs)
     entries = [embedding]
     for layer, sparse in enumerate(sparse_layers(hf_config)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import init_empty_weights
@@ -11,16 +11,18 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from transformers import AutoModelForCausalLM
 
-from spiral_mega.config import Config
+from spiral_mega.config import Config, ModelConfig
 from spiral_mega.distributed import gather_objects
 from spiral_mega.errors import UserError
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.policy.megatron.config import transformer_config
 from spiral_mega.policy.megatron.context import Share
+from spiral_mega.policy.megatron.families import Entry, model_entries
 from spiral_mega.policy.megatron.layout import Layout
+from spiral_mega.policy.megatron.lora import Adapters, LowRankHead, adapts_head, add_adapters
 from spiral_mega.policy.megatron.modules import TreeParams, decoder_spec
-from spiral_mega.policy.megatron.weights import CheckpointReader, ShardMap
+from spiral_mega.policy.megatron.weights import CheckpointReader, ShardMap, named_over_model
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -54,10 +56,12 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             )
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         weight = self.output_layer.weight if weight is None else weight
+        rows, low_rank = hidden[:, 0][batch.rows], getattr(self.output_layer, "lora", None)
         mine = linear_logprob(
-            hidden[:, 0][batch.rows],
+            rows,
             weight,
             batch.targets,
+            adapter=low_rank(rows) if isinstance(low_rank, LowRankHead) else None,
             temperature=temperature,
             vocab_parallel_group=self.layout.tensor_group,
             vocab_size=self.real_vocab_size,
@@ -65,16 +69,28 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
         return share.whole_head(mine)
 
 
-def build_model(
-    config: Config, hf_config: Any, layout: Layout, runtime: Runtime
-) -> tuple[list[TreeGPTModel], ShardMap]:
-    """This rank's stages of the model of `config`, with the weights of its checkpoint."""
+class Shards(NamedTuple):
+    """This rank's stages of a model, and their adapters if it has some: then these alone are trained."""
+
+    stages: list[TreeGPTModel]
+    weights: ShardMap
+    adapters: Adapters | None
+
+    @property
+    def trained(self) -> ShardMap:
+        return self.weights if self.adapters is None else self.adapters.shards
+
+
+def build_model(config: Config, model_config: ModelConfig, hf_config: Any, layout: Layout, runtime: Runtime) -> Shards:
+    """This rank's stages of the model of `model_config`, with the weights of its checkpoint."""
     megatron_config = transformer_config(hf_config, config)
     attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
     with init_empty_weights(include_buffers=False):
         twin = AutoModelForCausalLM.from_config(hf_config)
     transformer_engine = config.policy.megatron.spec == "te"
     vocabulary, count = hf_config.vocab_size, config.policy.megatron.virtual_stages
+    # An adapted head is a weight of its own in engines and exports. Here, where it does not change, nothing is copied.
+    tied, lora = bool(hf_config.tie_word_embeddings) and not adapts_head(model_config.lora), model_config.lora
     stages = []
     for stage in range(count):
         virtual_stage = stage if count > 1 else None
@@ -85,34 +101,44 @@ def build_model(
             max_sequence_length=hf_config.max_position_embeddings,
             pre_process=layout.first_stage and stage == 0,
             post_process=layout.last_stage and stage == count - 1,
-            share_embeddings_and_output_weights=bool(hf_config.tie_word_embeddings),
+            share_embeddings_and_output_weights=tied,
             position_embedding_type="none",
             vp_stage=virtual_stage,
         )
+        if hf_config.tie_word_embeddings and not tied and model.pre_process and model.post_process:
+            model.output_layer.weight = model.embedding.word_embeddings.weight
         model.rotary = twin.model.rotary_emb.to(runtime.device)
         model.layout, model.real_vocab_size = layout, vocabulary
         stages.append(model.to(runtime.device))
-    return stages, _load(config.model.path, stages, hf_config, layout)
+    entries = model_entries(hf_config, tied=tied)
+    weights = _load(model_config.path, stages, entries, hf_config, layout, tied=tied)
+    if lora is None:
+        return Shards(stages, weights, None)
+    return Shards(stages, weights, add_adapters(stages, twin, entries, lora, config.run.seed, weights))
 
 
-def _load(path: str, stages: list[TreeGPTModel], hf_config: Any, layout: Layout) -> ShardMap:
+def _load(
+    path: str, stages: list[TreeGPTModel], entries: list[Entry], hf_config: Any, layout: Layout, *, tied: bool
+) -> ShardMap:
     """Every rank reads its own parts. What fails on one fails on all, so that none waits for it."""
     problem, reader = "", None
     try:
-        reader = CheckpointReader(path)
+        reader = CheckpointReader(path, tied=bool(hf_config.tie_word_embeddings))
     except Exception as error:  # files of the wrong form fail in many ways
         problem = f"{type(error).__name__}: {error}"
     _raise_together(path, problem)
     assert reader is not None
     weights = None
     try:
-        weights = ShardMap(stages, hf_config, reader.shape, layout)
+        parameters = named_over_model(stages, layout, lambda stage: stage.named_parameters(remove_duplicate=False))
+        groups = hf_config.num_key_value_heads // layout.tensor_size
+        weights = ShardMap(parameters, entries, reader.shape, layout, groups, tied=tied)
     except ValueError as error:  # on every rank: the tables and the files are the same everywhere
         problem = str(error)
     _raise_together(path, problem)
     assert weights is not None
     try:
-        weights.load(reader)
+        weights.load(reader.read)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     reader.close()

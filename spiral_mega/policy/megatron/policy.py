@@ -17,7 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.checkpoint.export import save_pretrained
-from spiral_mega.config import Config
+from spiral_mega.config import Config, ModelConfig
 from spiral_mega.distributed import max_over_ranks
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.packing.balance import Key, split
@@ -26,9 +26,11 @@ from spiral_mega.packing.sequences import Sequence
 from spiral_mega.policy.loss import Totals, weighted_loss
 from spiral_mega.policy.megatron.context import Share, keys_of_a_head, pad_rows, share_out
 from spiral_mega.policy.megatron.layout import start_layout
+from spiral_mega.policy.megatron.lora import adapters_off
 from spiral_mega.policy.megatron.model import build_model
 from spiral_mega.policy.megatron.optimizer import DistributedAdamW, wrap
 from spiral_mega.policy.model_config import read_model_config
+from spiral_mega.policy.reference import reference_path
 from spiral_mega.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -43,11 +45,12 @@ class MegatronPolicy:
         self.layout = start_layout(config.policy.megatron, config.run.seed)
         self.replica = self.layout.replica
         self.head_keys = keys_of_a_head(hf_config)
-        stages, self.shards = build_model(config, hf_config, self.layout, runtime)
-        self.stages, self.megatron_config = wrap(stages), stages[0].config
+        self.shards = build_model(config, config.model, hf_config, self.layout, runtime)
+        self.stages, self.megatron_config = wrap(self.shards.stages), self.shards.stages[0].config
         # Weights of the sequences hold the global denominators, so gradients are sums: no count to divide them by.
         self.megatron_config.finalize_model_grads_func = _finalize
         self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.reference = self._make_reference(runtime)
         self.microbatch_tokens = config.policy.microbatch_tokens
         updates = config.run.steps * config.batch.minibatches
         self.optimizer = DistributedAdamW(self.stages, config.optimizer, updates)
@@ -57,7 +60,8 @@ class MegatronPolicy:
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.inner.zero_grad()
-        self._run(microbatches, partial(self._loss, totals), forward_only=False)
+        of_reference = iter(self._reference_logprobs(microbatches) if self.reference is not None else [])
+        self._run(microbatches, partial(self._loss, totals, of_reference), forward_only=False)
         norm, lr = self.optimizer.norm(), self.optimizer.lr
         skipped = not math.isfinite(norm)
         if skipped:
@@ -80,15 +84,8 @@ class MegatronPolicy:
         dist.all_gather_object(every, sequences, group=self.layout.replica_group)
         parts = [(rank, part) for rank, each in enumerate(every) for part in split(each, self.microbatch_tokens)]
         rounds = int(max_over_ranks({"rounds": len(parts)})["rounds"])
-        found: list[torch.Tensor] = []
-
-        def keep(batch: TreeBatch, output: LinearLogprob) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-            found.append(output.logprob[batch.reads])
-            return found[-1].sum(), torch.tensor(0, dtype=torch.int), {}
-
         batches = [part for _, part in parts] + [[]] * (rounds - len(parts))
-        if batches:
-            self._run(batches, keep, forward_only=True)
+        found = self._logprobs(batches, self.stages)
         mine = dist.get_rank(self.layout.replica_group)
         by_key: dict[Key, torch.Tensor] = {}
         for (rank, part), logprobs in zip(parts, self._spoken(parts, found), strict=True):
@@ -96,6 +93,18 @@ class MegatronPolicy:
                 lengths = [sum(s.written()) for s in part]
                 by_key |= zip([s.key for s in part], torch.split(logprobs, lengths), strict=True)
         return torch.cat([by_key[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
+
+    def _logprobs(self, microbatches: list[list[Sequence]], stages: list[Any]) -> list[torch.Tensor]:
+        """Of the response tokens of each micro-batch [R], on the last stage; nothing on others."""
+        found: list[torch.Tensor] = []
+
+        def keep(batch: TreeBatch, output: LinearLogprob) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+            found.append(output.logprob[batch.reads])
+            return found[-1].sum(), torch.tensor(0, dtype=torch.int), {}
+
+        if microbatches:
+            self._run(microbatches, keep, forward_only=True, stages=stages)
+        return found
 
     def _spoken(self, parts: list[tuple[int, list[Sequence]]], found: list[torch.Tensor]) -> list[torch.Tensor]:
         """What the last stage found for each of `parts`, on every rank of the replica."""
@@ -107,14 +116,20 @@ class MegatronPolicy:
         return list(torch.split(flat, counts)) if parts else []
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        limit = int(self.config.rollout.sync_bucket_mb * 2**20)
-        return self.shards.stream(lambda p: p.detach(), dtype or self.megatron_config.params_dtype, limit)
+        adapters = self.shards.adapters if merge else None
+        dtype = dtype or self.megatron_config.params_dtype
+        return self.shards.weights.stream(
+            torch.Tensor.detach, dtype, self._bucket_bytes(), None if adapters is None else adapters.merge
+        )
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
-        raise NotImplementedError("the configuration refuses adapters")
+        return self.shards.trained.stream(torch.Tensor.detach, torch.float32, self._bucket_bytes())
+
+    def _bucket_bytes(self) -> int:
+        return int(self.config.rollout.sync_bucket_mb * 2**20)
 
     def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict(self.shards)
+        return self.optimizer.state_dict(self.shards.trained)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state)
@@ -129,7 +144,24 @@ class MegatronPolicy:
         share = share_out(batch, self.layout.context_group, self.head_keys)
         return batch.to(self.device), share.to(self.device)
 
-    def _run(self, microbatches: list[list[Sequence]], of_output: Any, *, forward_only: bool) -> None:
+    def _make_reference(self, runtime: Runtime) -> list[Any] | None:
+        """The stages that algorithm.kl is measured to: with adapters the policy's own, else of a model cut as it is."""
+        if self.config.algorithm.kl is None:
+            return None
+        if (path := reference_path(self.config)) is None:
+            return self.stages
+        other = build_model(self.config, ModelConfig(path=path), read_model_config(path), self.layout, runtime)
+        return [stage.requires_grad_(False).eval() for stage in other.stages]
+
+    @torch.no_grad()
+    def _reference_logprobs(self, microbatches: list[list[Sequence]]) -> list[torch.Tensor]:
+        assert self.reference is not None
+        with adapters_off(self.reference):
+            return self._logprobs(microbatches, self.reference)
+
+    def _run(
+        self, microbatches: list[list[Sequence]], of_output: Any, *, forward_only: bool, stages: list[Any] | None = None
+    ) -> None:
         """Through the schedule: forward, and unless `forward_only` backward; `of_output(batch, output)` on the last
         stage gives the loss. Stages in turns take as many micro-batches as there are ranks; empty ones are added."""
         rounds = self.megatron_config.pipeline_model_parallel_size if len(self.stages) > 1 else 1
@@ -142,7 +174,7 @@ class MegatronPolicy:
         get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=[iter(batches) for _ in self.stages],
-            model=self.stages,
+            model=stages or self.stages,
             num_microbatches=len(batches),
             seq_length=1,  # unused: stages tell each other the shapes (variable_seq_lengths)
             micro_batch_size=1,
@@ -150,7 +182,7 @@ class MegatronPolicy:
         )
 
     def _loss(
-        self, totals: Totals, batch: TreeBatch, output: LinearLogprob
+        self, totals: Totals, of_reference: Iterator[torch.Tensor], batch: TreeBatch, output: LinearLogprob
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
         """The micro-batch's loss, and as megatron-core wants them a count of tokens, which nothing uses, and no report.
 
@@ -158,7 +190,8 @@ class MegatronPolicy:
         """
         assert output.entropy is not None
         logprobs, entropy = output.logprob[batch.reads], output.entropy[batch.reads]
-        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers)
+        reference = next(of_reference, None)  # stages take the batches in order
+        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
         return loss, torch.tensor(0, dtype=torch.int), {}
 
 
