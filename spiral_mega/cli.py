@@ -140,14 +140,21 @@ def doctor(
 def convert_model(
     origin: Annotated[Path, typer.Argument(help="Hugging Face folder, checkpoint (step_NNNNNN) or PEFT adapter.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
-    to: Annotated[str, typer.Option(help="hf (adapters are merged), dcp (FSDP2's checkpoint) or peft (adapter).")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="hf (adapters are merged), dcp (the trainer's checkpoint on FSDP2), dcp-megatron (on megatron-core), "
+            "torch_dist (megatron-core's own) or peft (adapter)."
+        ),
+    ],
     base: Annotated[str | None, typer.Option(help="Model that a checkpoint or adapter belongs to.")] = None,
     model: Annotated[str | None, typer.Option(help="Of a checkpoint of two: search or aggregation.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; without it: as it is.")] = None,
     shard_gb: Annotated[float, typer.Option(min=0.000001, help="Largest safetensors file, in GB.")] = 4.0,
     verify: Annotated[bool, typer.Option(help="Compare logits of both ends; loads whole models.")] = False,
 ) -> None:
-    """Convert a model between safetensors, FSDP2's checkpoints and adapters, with a piece of a tensor in memory."""
+    """Convert a model between safetensors, checkpoints of FSDP2 and megatron-core, and adapters, with a piece of a
+    tensor in memory."""
     with _plain_errors():
         from spiral_mega.checkpoint.conversion import convert
         from spiral_mega.checkpoint.conversion.convert import DTYPES, FORMS

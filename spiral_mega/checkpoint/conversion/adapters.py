@@ -54,9 +54,10 @@ def read_peft(folder: Path) -> Adapter:
 
 def read_trained(source: Source, lora: dict[str, Any], folder: Path, name: str = ADAPTER) -> Adapter:
     """The adapter of that name in the trainer's checkpoint; `lora` is model.lora of its configuration."""
-    tensors = {each: whole(source, each) for each in source.forms}
+    # FSDP2's checkpoints name the adapter, megatron-core's have the names of PEFT's files.
+    tensors = {each.replace(f".{name}.weight", ".weight"): whole(source, each) for each in source.forms}
     rank, alpha = int(lora["rank"]), float(lora["alpha"])
-    return Adapter(pair(tensors, f".{name}.weight", alpha / rank, rank, folder), rank, alpha)
+    return Adapter(pair(tensors, ".weight", alpha / rank, rank, folder), rank, alpha)
 
 
 def pair(tensors: dict[str, torch.Tensor], end: str, scale: float, rank: int, folder: Path) -> dict[str, Factors]:
@@ -64,8 +65,8 @@ def pair(tensors: dict[str, torch.Tensor], end: str, scale: float, rank: int, fo
     layers: dict[str, dict[str, torch.Tensor]] = {}
     strange = []
     for name, tensor in tensors.items():
-        layer, _, side = name.removeprefix(ROOT).removesuffix(end).rpartition(".")
-        if not (name.startswith(ROOT) and name.endswith(end) and side in ("lora_A", "lora_B")):
+        layer, _, side = name.removeprefix(ROOT).removesuffix(".weight").rpartition(".")
+        if not (name.startswith(ROOT) and name.endswith(".weight") and side in ("lora_A", "lora_B")):
             strange.append(name)
         layers.setdefault(layer, {})[side] = tensor
     if strange:

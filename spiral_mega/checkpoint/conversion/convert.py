@@ -15,25 +15,30 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 
-from spiral_mega.checkpoint.conversion import adapters, dcp
+from spiral_mega.checkpoint.conversion import adapters, dcp, megatron
 from spiral_mega.checkpoint.conversion.adapters import Adapter
 from spiral_mega.checkpoint.conversion.checks import check_tensors
 from spiral_mega.checkpoint.conversion.sources import MergedSource, SafetensorsSource, Source, digest
+from spiral_mega.checkpoint.names import EXPERTS_APART, checkpoint_tensors
 from spiral_mega.checkpoint.safetensors_files import Form, ShardedWriter
 from spiral_mega.errors import UserError
 from spiral_mega.policy.lora import ADAPTER
+from spiral_mega.policy.megatron.families import FAMILIES
 from spiral_mega.rollout.weights import meta_model
 from spiral_mega.traces import AGGREGATION
 
 log = logging.getLogger(__name__)
 
-FORMS = ("hf", "dcp", "peft")
+FORMS = ("hf", "dcp", "dcp-megatron", "torch_dist", "peft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MANIFEST = "SHA256SUMS"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Weights, in any form, and what speaks of the files of the source: all else travels along.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.distcp")
-LEFT_BEHIND = (*WEIGHTS, "*.gguf", ".*", "meta.json", "manifest.json", "adapter_config.json", MANIFEST)
+LEFT_BEHIND = (
+    *(*WEIGHTS, "*.gguf", ".*", "meta.json", "manifest.json", "adapter_config.json"),
+    *(megatron.CONFIG, megatron.COMMON, MANIFEST),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Model:
     adapter: Adapter | None = None
     tokenizer: Path | None = None
     base_name: str = ""
+    notes: tuple[str, ...] = ()  # what the user should know of how it was read
 
 
 def convert(
@@ -63,15 +69,16 @@ def convert(
 ) -> list[str]:
     """Write the model at `origin` to `target` in the form `to`, and return what was done, line by line.
 
-    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN) or a PEFT adapter; the last two need a `base`, unless
-    they name one. `model`: of a checkpoint of two, which. To "hf" adapters are merged. `dtype`: of floating-point
-    tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares logits of both ends afterwards.
-    Raises UserError, and leaves nothing at `target`, when origin and base do not fit each other or the forms.
+    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT adapter; the last two need
+    a `base`, unless they name one. `model`: of a checkpoint of two, which. To "hf" adapters are merged. `dtype`: of
+    floating-point tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares logits of both
+    ends afterwards. Raises UserError, and leaves nothing at `target`, when origin and base do not fit each other or the
+    forms.
     """
     opened = _open(origin, base, model)
     if opened.adapter is None and to == "peft":
         raise UserError(f"{origin} holds whole weights and no adapter: convert it to hf or dcp")
-    if opened.adapter is not None and to == "dcp":
+    if opened.adapter is not None and to not in ("hf", "peft"):
         raise UserError(f"{origin} is an adapter: convert it to peft, or to hf, which merges it into its base")
     with _whole_folder(target) as partial:
         if to == "peft":
@@ -81,7 +88,8 @@ def convert(
             _write_weights(opened, to, dtype, max_file_bytes, partial)
         _bring_along(opened, partial, config=to != "peft")
         count = _write_manifest(partial)
-        done = [f"{target}: {count} files, {sum(f.stat().st_size for f in partial.iterdir()) / 1e9:.3f} GB, {MANIFEST}"]
+        size = sum(file.stat().st_size for file in partial.iterdir())
+        done = [*opened.notes, f"{target}: {count} files, {size / 1e9:.3f} GB, {MANIFEST}"]
         if verify:
             from spiral_mega.checkpoint.conversion.verify import verify_logits
 
@@ -90,10 +98,12 @@ def convert(
 
 
 def _open(origin: Path, base: str | None, which: str | None) -> Model:
+    if which is not None and (megatron.is_megatron(origin) or not (origin / dcp.METADATA).exists()):
+        raise UserError(f"--model is {which}, but {origin} is no checkpoint of two models: leave it out")
+    if megatron.is_megatron(origin):
+        return _open_megatron(origin, base)
     if (origin / dcp.METADATA).exists():
         return _open_checkpoint(origin, base, which)
-    if which is not None:
-        raise UserError(f"--model is {which}, but {origin} is no checkpoint of two models: leave it out")
     if (origin / adapters.CONFIG).exists():
         adapter = adapters.read_peft(origin)
         name = base or json.loads((origin / adapters.CONFIG).read_text()).get("base_model_name_or_path")
@@ -132,6 +142,14 @@ def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Model
     return Model(source, folder, tokenizer=tokenizer)
 
 
+def _open_megatron(origin: Path, base: str | None) -> Model:
+    folder = _base_folder(base or (str(origin) if (origin / "config.json").exists() else None), origin)
+    shapes, tied, config = _expected(folder)
+    _check_family(config, folder)
+    source = megatron.MegatronSource(origin, config, shapes, tied=tied)
+    return Model(source, folder, notes=tuple(source.notes))
+
+
 def _adapted(adapter: Adapter, name: str | None, origin: Path, tokenizer: Path | None) -> Model:
     folder = _base_folder(name, origin)
     source = SafetensorsSource(folder)
@@ -156,25 +174,28 @@ def _base_folder(name: str | None, origin: Path) -> Path:
     return folder
 
 
-def _expected(folder: Path) -> tuple[dict[str, torch.Size], bool]:
-    """Name and shape of each weight by the config in `folder`, and whether the head is tied to the embedding."""
+def _expected(folder: Path) -> tuple[dict[str, torch.Size], bool, Any]:
+    """By the config in `folder`: name and shape of each weight in a file, whether the head is tied to the embedding,
+    and the config itself."""
     try:
         model = meta_model(str(folder))
     except Exception as error:  # a config of the wrong form fails in many ways
         raise UserError(f"{folder / 'config.json'} is not that of a causal language model: {error}") from error
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    config = model.config
+    named = checkpoint_tensors(config.model_type, model.named_parameters(remove_duplicate=False))
+    shapes = {name: parameter.shape for name, parameter in named}
     shapes |= {name: buffer.shape for name, buffer in model.named_buffers() if name in model.state_dict()}
-    return shapes, bool(model.config.get_text_config().tie_word_embeddings)
+    return shapes, bool(config.get_text_config().tie_word_embeddings), config
 
 
 def _check(source: Source, origin: Path, folder: Path) -> None:
-    shapes, tied = _expected(folder)
+    shapes, tied, _ = _expected(folder)
     check_tensors(source.forms, shapes, {HEAD} if tied else set(), origin, folder)
 
 
 def _write_weights(model: Model, to: str, dtype: torch.dtype | None, max_file_bytes: int, folder: Path) -> None:
     source = model.source
-    _, tied_before = _expected(model.folder)
+    _, tied_before, config = _expected(model.folder)
     tied = tied_before
     if model.adapter is not None:
         head = (HEAD, EMBEDDING) if tied and HEAD in model.adapter.updates else None
@@ -182,12 +203,21 @@ def _write_weights(model: Model, to: str, dtype: torch.dtype | None, max_file_by
     elif tied and HEAD in source.forms:
         tied = digest(source, HEAD) == digest(source, EMBEDDING)
     forms = {name: Form(form.shape, _rounded(form.dtype, dtype)) for name, form in source.forms.items()}
+    if tied:
+        forms.pop(HEAD, None)
     if to == "dcp":  # which names a tied head, as the trainer does
+        if config.model_type in EXPERTS_APART:
+            raise UserError(f"{model.folder} has experts, which FSDP2's checkpoints hold otherwise: not built")
         aliases = {HEAD: EMBEDDING} if tied else {}
-        dcp.write_dcp(source, forms | {head: forms[origin] for head, origin in aliases.items()}, aliases, folder)
+        named = forms | {head: forms[origin] for head, origin in aliases.items()}
+        dcp.write_dcp(source, named, aliases, dcp.FSDP, folder)
+    elif to == "dcp-megatron":
+        _check_family(config, model.folder)
+        dcp.write_dcp(source, forms, {}, dcp.MEGATRON, folder)
+    elif to == "torch_dist":
+        _check_family(config, model.folder)
+        megatron.write_megatron(source, forms, config, tied=tied, folder=folder)
     else:
-        if tied:
-            forms.pop(HEAD, None)
         writer = ShardedWriter(folder, forms, max_file_bytes)
         for name in forms:
             for rows in source.blocks(name):
@@ -198,6 +228,14 @@ def _write_weights(model: Model, to: str, dtype: torch.dtype | None, max_file_by
     if tied != tied_before:
         settings["tie_word_embeddings"] = tied
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _check_family(config: Any, folder: Path) -> None:
+    if config.model_type not in FAMILIES:
+        raise UserError(
+            f"{folder} is a model of type {config.model_type!r}, which is not converted to or from megatron-core: "
+            f"{', '.join(FAMILIES)} are"
+        )
 
 
 def _rounded(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

@@ -1,16 +1,20 @@
 """Distributed checkpoints (torch.distributed.checkpoint) read and written piece by piece, by one process.
 
-Names are those that the trainer's own checkpoints use: policy.model.<Hugging Face name>.
+Names are those that the trainer's own checkpoints use: policy.model.<Hugging Face name> on FSDP2, policy.param.<Hugging
+Face name> on megatron-core.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -42,20 +46,18 @@ from spiral_mega.checkpoint.safetensors_files import Form
 from spiral_mega.errors import UserError
 
 METADATA = ".metadata"
-PREFIX = "policy.model."
+FSDP, MEGATRON = "policy.model.", "policy.param."
 TWO = re.compile(r"policy_(\w+)\.model\.")  # of a run of two models
 FILE_BYTES = 256 * 2**20
 
 
-class DcpSource:
-    """The model of the checkpoint in `folder`: one that the trainer wrote, or of a plain state dict.
+class Checkpoint:
+    """The tensors stored in `folder`, each in rectangles that ranks have saved; any rectangle of one can be read.
 
-    A piece is what one rank saved of a tensor. Reading one takes twice its memory. Raises UserError for a checkpoint
-    that cannot be read, that holds no model, or whose tensors are cut otherwise than by rows.
+    What a rank saved is read whole, at twice its size. Raises UserError for a checkpoint that cannot be read.
     """
 
-    def __init__(self, folder: Path, model: str | None = None) -> None:
-        """`model`: which of two. Raises UserError as the class says, and where it is needed, or not to be had."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reader = FileSystemReader(folder)
         try:
@@ -63,63 +65,62 @@ class DcpSource:
         except Exception as error:  # a damaged pickle fails in many ways
             raise UserError(f"{folder / METADATA} cannot be read ({error!r}): copy the checkpoint again") from error
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
-        tensors = {n: m for n, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
-        two = sorted({found[1] for name in tensors if (found := TWO.match(name))})
-        if model not in (two or [None]):
-            holds = f"what was trained of two models, {' and '.join(two)}" if two else "one model"
-            raise UserError(
-                f"{folder} holds {holds}, and --model is {model}: "
-                + (f"name one of these (--model {two[0]})" if two else "leave it out")
-            )
-        prefix = f"policy_{model}.model." if model else PREFIX
-        prefix = prefix if any(name.startswith(prefix) for name in tensors) else ""
-        self._stored = {name.removeprefix(prefix): m for name, m in tensors.items() if name.startswith(prefix)}
-        self._prefix = prefix
-        if not self._stored:
+        stored = metadata.state_dict_metadata
+        self.tensors = {name: m for name, m in stored.items() if isinstance(m, TensorStorageMetadata)}
+        if not self.tensors:
             raise UserError(f"{folder} holds no tensors: name the folder of a checkpoint of a model")
-        self.forms = {name: Form(m.size, m.properties.dtype) for name, m in self._stored.items()}
-        self._chunks = {name: self._by_rows(name, m) for name, m in self._stored.items()}
 
-    def blocks(self, name: str) -> list[range | None]:
-        if not self.forms[name].shape:
-            return [None]
-        return [range(chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]) for chunk in self._chunks[name]]
+    def row_ranges(self, name: str, first: Sequence[int] = ()) -> list[range]:
+        """Ranges of rows of the tensor, or of its part at the indices `first`, that no saved rectangle reaches beyond.
 
-    def read(self, name: str, rows: range | None) -> torch.Tensor:
-        start = rows.start if rows is not None else 0
-        (chunk,) = [c for c in self._chunks[name] if rows is None or c.offsets[0] == start]
-        index = MetadataIndex(self._prefix + name, chunk.offsets)
-        item = ReadItem(
-            type=LoadItemType.TENSOR,
-            dest_index=index,
-            dest_offsets=torch.Size([0] * len(chunk.sizes)),
-            storage_index=index,
-            storage_offsets=torch.Size([0] * len(chunk.sizes)),
-            lengths=chunk.sizes,
-        )
-        target = torch.empty(chunk.sizes, dtype=self.forms[name].dtype)
+        Raises UserError where numbers are missing.
+        """
+        stored, rows = self.tensors[name], len(first)
+        chunks = [c for c in stored.chunks if 0 not in c.sizes and tuple(c.offsets[:rows]) == tuple(first)]
+        found = sum(math.prod(chunk.sizes) for chunk in chunks)
+        expected = math.prod(stored.size[rows:])
+        if found != expected:
+            raise UserError(
+                f"{name} in {self.folder} has {found} of {expected} numbers: the checkpoint is not whole, or not cut "
+                "as checkpoints of models are"
+            )
+        ranges: list[range] = []
+        for start, stop in sorted((c.offsets[rows], c.offsets[rows] + c.sizes[rows]) for c in chunks):
+            if ranges and start < ranges[-1].stop:
+                ranges[-1] = range(ranges[-1].start, max(stop, ranges[-1].stop))
+            else:
+                ranges.append(range(start, stop))
+        return ranges
+
+    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """The rectangle of `sizes` at `offsets`."""
+        stored = self.tensors[name]
+        target = torch.empty(tuple(sizes), dtype=stored.properties.dtype)
+        items = []
+        for chunk in stored.chunks:
+            low = [max(o, c) for o, c in zip(offsets, chunk.offsets, strict=True)]
+            high = [min(o + n, c + m) for o, n, c, m in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)]
+            lengths = torch.Size([h - n for n, h in zip(low, high, strict=True)])
+            if min(lengths, default=1) > 0:
+                index = MetadataIndex(name, chunk.offsets)
+                items.append(
+                    ReadItem(
+                        type=LoadItemType.TENSOR,
+                        dest_index=index,
+                        dest_offsets=torch.Size([n - o for n, o in zip(low, offsets, strict=True)]),
+                        storage_index=index,
+                        storage_offsets=torch.Size([n - c for n, c in zip(low, chunk.offsets, strict=True)]),
+                        lengths=lengths,
+                    )
+                )
         try:
-            self._reader.read_data(LoadPlan([item]), _Into(target)).wait()
+            self._reader.read_data(LoadPlan(items), _Into(target)).wait()
         except Exception as error:  # what a cut-off file raises depends on where it is cut
             raise UserError(
                 f"{name} in {self.folder} cannot be read ({type(error).__name__}: {error}): the checkpoint is damaged; "
                 "use another"
             ) from error
         return target
-
-    def _by_rows(self, name: str, stored: TensorStorageMetadata) -> list[ChunkStorageMetadata]:
-        chunks = sorted((chunk for chunk in stored.chunks if 0 not in chunk.sizes), key=lambda chunk: chunk.offsets)
-        row = 0
-        for chunk in chunks:
-            if stored.size and (chunk.offsets[0] != row or chunk.sizes[1:] != stored.size[1:]):
-                raise UserError(
-                    f"{name} in {self.folder} is not cut by rows: convert from a checkpoint of FSDP without other "
-                    "parallelism"
-                )
-            row += chunk.sizes[0] if stored.size else 0
-        if stored.size and row != stored.size[0]:
-            raise UserError(f"{name} in {self.folder} has {row} of {stored.size[0]} rows: the checkpoint is not whole")
-        return chunks
 
 
 class _Into(DefaultLoadPlanner):
@@ -130,18 +131,84 @@ class _Into(DefaultLoadPlanner):
         self.target = target
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        return self.target
+        target = self.target
+        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dim, start, length)
+        return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         pass
 
 
-def write_dcp(source: Source, forms: dict[str, Form], aliases: dict[str, str], folder: Path) -> None:
-    """Write the tensors of `forms`, in their types, as a checkpoint. `aliases`: names that repeat another's values."""
-    planner = _Streaming(source, forms, aliases)
+class DcpSource:
+    """The model of the checkpoint in `folder`: one that the trainer wrote, or of a plain state dict.
+
+    Raises UserError for a checkpoint that cannot be read, that holds no model, or that is not whole.
+    """
+
+    def __init__(self, folder: Path, model: str | None = None) -> None:
+        """`model`: which of two. Raises UserError as the class says, and where it is needed, or not to be had."""
+        self._checkpoint = Checkpoint(folder)
+        tensors = self._checkpoint.tensors
+        two = sorted({found[1] for name in tensors if (found := TWO.match(name))})
+        if model not in (two or [None]):
+            holds = f"what was trained of two models, {' and '.join(two)}" if two else "one model"
+            raise UserError(
+                f"{folder} holds {holds}, and --model is {model}: "
+                + (f"name one of these (--model {two[0]})" if two else "leave it out")
+            )
+        prefixes = (f"policy_{model}.model.",) if model else (FSDP, MEGATRON)
+        self._prefix = next((each for each in prefixes if any(name.startswith(each) for name in tensors)), "")
+        stored = {n.removeprefix(self._prefix): m for n, m in tensors.items() if n.startswith(self._prefix)}
+        self.forms = {name: Form(m.size, m.properties.dtype) for name, m in stored.items()}
+        self._rows = {n: self._checkpoint.row_ranges(self._prefix + n) for n, form in self.forms.items() if form.shape}
+
+    def blocks(self, name: str) -> list[range | None]:
+        return list(self._rows.get(name, [None]))
+
+    def read(self, name: str, rows: range | None) -> torch.Tensor:
+        if rows is None:
+            return self._checkpoint.read(self._prefix + name, (), ())
+        columns = self.forms[name].shape[1:]
+        return self._checkpoint.read(self._prefix + name, (rows.start, *([0] * len(columns))), (len(rows), *columns))
+
+
+class Piece(NamedTuple):
+    """A rectangle of a tensor to write: of the whole's name and form, `sizes` at `offsets`; `read` gives its values."""
+
+    name: str
+    form: Form
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    read: Callable[[], torch.Tensor]
+
+
+def write_dcp(source: Source, forms: dict[str, Form], aliases: dict[str, str], prefix: str, folder: Path) -> None:
+    """Write the tensors of `forms`, in their types, as the trainer names them. `aliases`: names that repeat another's
+    values."""
+    pieces = []
+    for name, form in forms.items():
+        origin = aliases.get(name, name)
+        for rows in source.blocks(origin):
+            sizes = form.shape if rows is None else (len(rows), *form.shape[1:])
+            offsets = [0 if rows is None or i else rows.start for i in range(len(form.shape))]
+            pieces.append(Piece(prefix + name, form, offsets, sizes, partial(source.read, origin, rows)))
+    paths = {prefix + name: (*prefix.strip(".").split("."), name) for name in forms}  # as in a nested dict
+    write_pieces(pieces, folder, paths)
+
+
+def write_pieces(
+    pieces: Sequence[Piece],
+    folder: Path,
+    paths: dict[str, tuple[str, ...]] | None = None,
+    objects: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint of `pieces`, each read when its turn comes, and of small `objects`. `paths`: where names stand
+    in a nested dict."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
+            planner = _Streaming(pieces, paths or {}, objects or {})
             save({}, storage_writer=_SmallFiles(folder), planner=planner, no_dist=True)
         except CheckpointException as error:  # which is no Exception, and wraps what went wrong
             (cause, _) = error.failures[0]
@@ -159,8 +226,9 @@ class _SmallFiles(FileSystemWriter):
         files: list[list[WriteItem]] = [[]]
         filled = 0
         for item in plan.items:
-            assert item.tensor_data is not None
-            size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+            size = 0  # of an object
+            if item.tensor_data is not None:
+                size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
             if files[-1] and filled + size > FILE_BYTES:
                 files.append([])
                 filled = 0
@@ -176,30 +244,27 @@ class _SmallFiles(FileSystemWriter):
 
 
 class _Streaming(DefaultSavePlanner):
-    """Plans a piece for each block of rows, and reads it when its turn to be written comes."""
+    """Plans the pieces, and reads each when its turn to be written comes."""
 
-    def __init__(self, source: Source, forms: dict[str, Form], aliases: dict[str, str]) -> None:
+    def __init__(self, pieces: Sequence[Piece], paths: dict[str, tuple[str, ...]], objects: Mapping[str, Any]) -> None:
         super().__init__()
-        self.source, self.forms, self.aliases = source, forms, aliases
-        self._blocks: dict[MetadataIndex, tuple[str, range | None]] = {}
+        self.paths, self.objects = paths, objects
+        self._pieces = {MetadataIndex(each.name, torch.Size(each.offsets)): each for each in pieces}
 
     def create_local_plan(self) -> SavePlan:
         items = []
-        for name, form in self.forms.items():
-            origin = self.aliases.get(name, name)
-            for rows in self.source.blocks(origin):
-                whole = rows is None
-                offsets = torch.Size([0 if whole or i else rows.start for i in range(len(form.shape))])  # type: ignore[union-attr]
-                sizes = form.shape if rows is None else torch.Size([len(rows), *form.shape[1:]])
-                index = MetadataIndex(PREFIX + name, offsets)
-                self._blocks[index] = origin, rows
-                chunk = ChunkStorageMetadata(offsets, sizes)
-                data = TensorWriteData(chunk, TensorProperties(dtype=form.dtype), form.shape)
-                items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-        path = {PREFIX + name: (*PREFIX.strip(".").split("."), name) for name in self.forms}  # as in a nested dict
-        self.plan = SavePlan(items, planner_data=path)
+        for index, (_, form, offsets, sizes, _) in self._pieces.items():
+            chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+            data = TensorWriteData(chunk, TensorProperties(dtype=form.dtype), form.shape)
+            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in self.objects]
+        self.plan = SavePlan(items, planner_data=self.paths)
         return self.plan
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        assert write_item.tensor_data is not None
-        return self.source.read(*self._blocks[write_item.index]).to(write_item.tensor_data.properties.dtype)
+        if write_item.type == WriteItemType.BYTE_IO:
+            data = io.BytesIO()
+            torch.save(self.objects[write_item.index.fqn], data)
+            return data
+        piece = self._pieces[write_item.index]
+        return piece.read().to(piece.form.dtype).view(tuple(piece.sizes))

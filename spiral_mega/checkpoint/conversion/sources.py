@@ -16,7 +16,8 @@ BLOCK_BYTES = 64 * 2**20
 
 
 class Source(Protocol):
-    """Tensors by name. `read` gives one of `blocks`, in the type of its form or a wider one."""
+    """Tensors by name. `read` gives any rows, at the least cost one of `blocks`, in the type of its form or a wider
+    one."""
 
     @property
     def forms(self) -> Mapping[str, Form]: ...

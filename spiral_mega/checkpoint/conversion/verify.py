@@ -12,13 +12,17 @@ from accelerate import init_empty_weights
 from peft import PeftModel, get_peft_model, set_peft_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spiral_mega.checkpoint.conversion import adapters, dcp
+from spiral_mega.checkpoint.conversion import adapters, dcp, megatron
 from spiral_mega.checkpoint.conversion.adapters import Adapter
-from spiral_mega.checkpoint.conversion.sources import Source, whole
+from spiral_mega.checkpoint.conversion.sources import Source, digest, whole
+from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.checkpoint.safetensors_files import read_file
 from spiral_mega.errors import UserError
+from spiral_mega.policy.fsdp.model import materialise
+from spiral_mega.rollout.weights import weight_shapes
 
 TOKENS = 48
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Of log-probs, where an adapter was merged into weights that round: what the two ends may differ by.
 MERGED_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}
 
@@ -32,7 +36,7 @@ def verify_logits(model: Any, target: Path, to: str) -> str:
     tokens = _tokens(model.folder)
     if model.adapter is None:
         dtype = _dtype(target)
-        written = _logits(_from_folder(target, dtype) if to == "hf" else _from_dcp(target, dtype), tokens)
+        written = _logits(_read_back(target, to, dtype), tokens)
         original = _logits(_from_source(model.source, model.folder, dtype), tokens)
         if not torch.equal(written, original):
             raise UserError(f"verification failed: logits differ by up to {_gap(written, original):.3g}: report this")
@@ -85,27 +89,30 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def _from_dcp(folder: Path, dtype: torch.dtype) -> Any:
-    return _from_source(dcp.DcpSource(folder), folder, dtype)
+def _read_back(folder: Path, to: str, dtype: torch.dtype) -> Any:
+    if to == "hf":
+        return _from_folder(folder, dtype)
+    if to != "torch_dist":
+        return _from_source(dcp.DcpSource(folder), folder, dtype)
+    config = AutoConfig.from_pretrained(folder)
+    tied = config.get_text_config().tie_word_embeddings
+    return _from_source(megatron.MegatronSource(folder, config, weight_shapes(str(folder)), tied=tied), folder, dtype)
 
 
 def _from_source(source: Source, folder: Path, dtype: torch.dtype) -> Any:
     """The model of the config in `folder` with the tensors of `source`, rounded to `dtype`."""
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
-    names = model.state_dict().keys()
-    state = {name: whole(source, name).to(dtype) for name in source.forms if name in names}
-    tied = model.config.get_text_config().tie_word_embeddings
-    if (
-        tied
-        and "lm_head.weight" in state
-        and not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
-    ):
-        model.config.get_text_config().tie_word_embeddings = False
-    model.load_state_dict(state, assign=True, strict=False)
+    text = model.config.get_text_config()
+    if HEAD in source.forms and digest(source, HEAD) != digest(source, EMBEDDING):
+        text.tie_word_embeddings = False
+    materialise(model, torch.device("cpu"))
     model.tie_weights()
-    if missing := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-        raise UserError(f"verification failed: no {', '.join(missing[:3])}")
+    parameters = ((name, each.data) for name, each in model.named_parameters())
+    for name, tensor in checkpoint_tensors(model.config.model_type, parameters):
+        if name not in source.forms:
+            raise UserError(f"verification failed: no {name}")
+        tensor.copy_(whole(source, name))
     return model
 
 
