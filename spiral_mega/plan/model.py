@@ -11,6 +11,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from spiral_mega.checkpoint.names import EXPERTS_APART
 from spiral_mega.config import LoraConfig, ModelConfig
 from spiral_mega.errors import UserError
 from spiral_mega.policy.model_config import read_model_config
@@ -21,7 +22,9 @@ class Sizes:
     """Counts of weights, and the shape that decides activations. `layer` is the largest decoder layer's.
 
     `root`: what belongs to no layer (embedding, head, last norm); a tied head counts once. `linear`: weights of the
-    layers' linear maps, which a token is multiplied with. `trained_*`: those that are trained (adapters).
+    layers' linear maps, which a token is multiplied with (of experts, those that it is sent to). `trained_*`: those
+    that are trained (adapters). `sparse` layers have `experts` experts of `expert` weights and width `expert_width`
+    each, of which a token takes `experts_per_token`.
     """
 
     total: int
@@ -40,6 +43,16 @@ class Sizes:
     trained: int
     trained_layer: int
     trained_root: int
+    sparse: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert: int = 0
+    expert_width: int = 0
+
+    @property
+    def active(self) -> int:
+        """Weights that a token is multiplied with, the head's included."""
+        return self.linear + self.vocabulary * self.hidden
 
     @property
     def kv_bytes(self) -> int:
@@ -58,18 +71,24 @@ def read_dimensions(model: ModelConfig) -> PretrainedConfig:
 
 
 def measure(config: PretrainedConfig, lora: LoraConfig | None) -> Sizes:
-    """Counts of the model of `config`, by building it without memory. Raises UserError for a mixture of experts."""
+    """Counts of the model of `config`, by building it without memory. Raises UserError for experts other than those of
+    Qwen3-MoE."""
     with init_empty_weights():
         model: Any = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
     text = config.get_text_config()
     types = set(model._no_split_modules or [])
     layers = [module for module in model.modules() if type(module).__name__ in types]
-    if not layers or getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
-        raise UserError(f"plan knows dense decoders; {type(model).__name__} is none")
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
+    if not layers or (experts and text.model_type not in EXPERTS_APART):
+        raise UserError(f"plan knows dense decoders and Qwen3-MoE; {type(model).__name__} is neither")
+    of_experts = [_count_experts(layer) for layer in layers]
     total = _count(model)
     of_layers = sum(map(_count, layers))
     linear = sum(m.weight.numel() for layer in layers for m in layer.modules() if isinstance(m, nn.Linear))
+    sparse, taken = sum(map(bool, of_experts)), getattr(text, "num_experts_per_tok", 0) if experts else 0
+    expert = max(of_experts) // max(experts, 1)
+    linear += sparse * (taken * expert + experts * text.hidden_size)  # and the router
     trained = (total, max(map(_count, layers)), total - of_layers)
     if lora is not None:
         in_layers = [_adapters(layer, lora) for layer in layers]
@@ -93,11 +112,21 @@ def measure(config: PretrainedConfig, lora: LoraConfig | None) -> Sizes:
         trained=trained[0],
         trained_layer=trained[1],
         trained_root=trained[2],
+        sparse=sparse,
+        experts=experts,
+        experts_per_token=taken,
+        expert=expert,
+        expert_width=getattr(text, "moe_intermediate_size", 0) if experts else 0,
     )
 
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _count_experts(layer: nn.Module) -> int:
+    """Weights of a layer's experts, which transformers holds together."""
+    return sum(parameter.numel() for name, parameter in layer.named_parameters() if ".experts." in name)
 
 
 def _adapters(module: nn.Module, lora: LoraConfig) -> int:

@@ -14,6 +14,7 @@ from spiral_mega.plan.hardware import MACHINES
 from spiral_mega.plan.model import measure, read_dimensions
 from spiral_mega.plan.search import least_cache, remedies, search
 from spiral_mega.plan.step_time import step_time
+from spiral_mega.policy.megatron.checks import check_layout
 from spiral_mega.simulation.model import Lengths
 
 
@@ -33,17 +34,18 @@ def plan(
     or model that is not known."""
     if gpu not in MACHINES:
         raise UserError(f"--gpu is {gpu!r}: use one of {', '.join(MACHINES)}")
-    if config.policy.backend != "fsdp":
-        raise UserError(
-            f"policy.backend is {config.policy.backend!r}: plan knows fsdp only; set it to see how that does"
-        )
     if config.two_models is not None:
         raise UserError("two_models is set: plan knows one model only; set it to null to see how that does")
     machine = replace(MACHINES[gpu], node_gpus=gpus_per_node)
     world, rollout = nodes * gpus_per_node, config.rollout
     if world % rollout.tensor_parallel:
         raise UserError(f"rollout.tensor_parallel is {rollout.tensor_parallel}, which does not divide {world} GPUs")
-    sizes = measure(read_dimensions(config.model), config.model.lora)
+    dimensions = read_dimensions(config.model)
+    sizes, megatron = measure(dimensions, config.model.lora), config.policy.backend == "megatron"
+    if sizes.experts and not megatron:
+        raise UserError("plan knows mixtures of experts on policy.backend=megatron only: set it")
+    if megatron:
+        check_layout(dimensions, config, world)
     lengths = Lengths(median=median_tokens)
     phases = memory.phases(config, sizes, world)
     say(
@@ -53,7 +55,7 @@ def plan(
     say(report.memory_table(phases))
     say("\n" + report.summary(phases, machine))
     fits = memory.fits(config, sizes, world, machine)
-    if traced:
+    if traced and not megatron:
         from spiral_mega.plan.trace import trace
 
         say("\n" + report.trace_lines(trace(config, world), phases))

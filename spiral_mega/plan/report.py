@@ -84,7 +84,10 @@ def search_lines(layouts: Sequence[Layout]) -> str:
 
 
 def assumptions(config: Config, sizes: Sizes, machine: Machine, nodes: int, lengths: Lengths) -> str:
-    gpu = Gpu()
+    gpu, collectives = Gpu(), "hidden behind arithmetic"
+    host = [f"  rank 0 reads the model into {4 * sizes.total / GIB:.0f} GiB of host memory at the start"]
+    if config.policy.backend == "megatron":
+        collectives, host = "in full beside it, experts equally busy", []
     return "\n".join(
         (
             "assumed, none of it measured on a GPU:",
@@ -92,12 +95,12 @@ def assumptions(config: Config, sizes: Sizes, machine: Machine, nodes: int, leng
             f"{machine.bandwidth / 1e12:.2f} TB/s, links {machine.node_link / 1e9:.0f}, "
             f"{machine.network / 1e9:.0f} GB/s",
             f"  of these: training {hardware.TRAINING_SHARE:.0%} of FLOP/s, prefill and decoding {gpu.flops_share:.0%},"
-            f" memory {gpu.bandwidth_share:.0%}, links {hardware.LINK_SHARE:.0%}; collectives hidden behind arithmetic",
+            f" memory {gpu.bandwidth_share:.0%}, links {hardware.LINK_SHARE:.0%}; collectives {collectives}",
             f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM {hardware.ENGINE_OVERHEAD / GIB:g} GiB beside "
             f"weights and cache, torch's allocator {hardware.FRAGMENTATION:.0%} more than its tensors",
             f"  responses lognormal, median {lengths.median:g} tokens, cut at {config.rollout.max_response_tokens}; "
             f"aggregation prompts {TEMPLATE_TOKENS} tokens beside problem and traces; every problem effective",
-            f"  rank 0 reads the model into {4 * sizes.total / GIB:.0f} GiB of host memory at the start",
+            *host,
         )
     )
 

@@ -58,7 +58,7 @@ def _single(config: Config, sizes: Sizes, world: int, machine: Machine) -> Itera
         yield {"policy.microbatch_tokens": rollout.max_context_tokens}
     if rollout.engine == "vllm" and (cache := largest_cache(config, sizes, world, machine)) < rollout.kv_cache_mb:
         yield {"rollout.kv_cache_mb": max(cache, least_cache(config, sizes))}
-    if not config.optimizer.offload and config.model.lora is None:
+    if not config.optimizer.offload and config.model.lora is None and policy.backend == "fsdp":
         yield {"optimizer.offload": True}
     if rollout.engine == "vllm" and rollout.tensor_parallel < machine.node_gpus:
         yield {"rollout.tensor_parallel": 2 * rollout.tensor_parallel}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
-from spiral_mega.plan import flops
+from spiral_mega.plan import flops, megatron_time
 from spiral_mega.plan.flops import Work
 from spiral_mega.plan.hardware import LINK_SHARE, MEMORY_SHARE, TRAINING_SHARE, Machine
 from spiral_mega.plan.model import Sizes, itemsize
@@ -44,7 +44,11 @@ def step_time(
     work = sum((tree_work(problem) for problem in problems), Work(0, 0, 0))
     return StepTime(
         sampling=_sampling(config, sizes, machine, world, problems, exact),
-        training=_training(config, sizes, machine, nodes, work),
+        training=(
+            megatron_time.training(config, sizes, machine, world, work)
+            if config.policy.backend == "megatron"
+            else _training(config, sizes, machine, nodes, work)
+        ),
         optimizer=7 * 4 * sizes.trained / world / (machine.bandwidth * MEMORY_SHARE),
         sync=itemsize(config.policy.param_dtype) * sizes.total / _link(machine, nodes),
         sampled_tokens=sum(sum(problem.lengths()) for problem in problems),
@@ -111,6 +115,9 @@ def _sampling(
     engine = replace(
         engine_model(model, machine.gpu, rollout.tensor_parallel), capacity=capacity, max_sequences=rollout.max_batch
     )
+    if sizes.experts:  # all of them are read in a step, and a token is multiplied with few
+        busy = sizes.active / read
+        engine = replace(engine, sequence=busy * engine.sequence, prefill=busy * engine.prefill)
     engines = world // rollout.tensor_parallel
     schedule = Policy("trainer", ordered=True, exchange=max(8, rollout.max_response_tokens // 32))
     if rollout.exchange_steps is not None:

@@ -27,8 +27,8 @@ from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.packing.balance import branches_of, cut
 from spiral_mega.packing.batch import TreeBatch, pack
 from spiral_mega.packing.sequences import Sequence
-from spiral_mega.plan.memory import HEAD_STRIP
 from spiral_mega.plan.model import read_dimensions
+from spiral_mega.plan.training import HEAD_STRIP
 from spiral_mega.policy.fsdp import head
 from spiral_mega.policy.fsdp.model import empty_model, materialise, shard
 from spiral_mega.policy.optimizer import make_optimizer

@@ -18,11 +18,13 @@ from spiral_mega.errors import UserError
 from spiral_mega.packing.layout import TreeLayout
 from spiral_mega.packing.sequences import Sequence
 from spiral_mega.packing.tree import build_tree
-from spiral_mega.plan import flops
+from spiral_mega.plan import flops, megatron_memory, megatron_time
 from spiral_mega.plan.flops import Work
 from spiral_mega.plan.hardware import MACHINES
+from spiral_mega.plan.megatron_memory import weights_of
 from spiral_mega.plan.memory import fits, phases
 from spiral_mega.plan.model import measure, read_dimensions
+from spiral_mega.plan.plan import plan
 from spiral_mega.plan.report import summary
 from spiral_mega.plan.search import changed, largest_cache, remedies, search
 from spiral_mega.plan.step_time import TEMPLATE_TOKENS, sample_batch, step_time, tree_work
@@ -46,6 +48,7 @@ def field(name: str, *overrides: str) -> Any:
 
 def test_the_field_has_its_configurations() -> None:
     assert {"qwen3_4b_paper.yaml", "qwen3_4b_grpo.yaml", "qwen3_8b.yaml", "qwen3_8b_lora.yaml"} <= set(FIELD)
+    assert {"qwen3_8b_megatron.yaml", "qwen3_30b_a3b_megatron.yaml"} <= set(FIELD)
 
 
 @pytest.mark.parametrize("name", FIELD)
@@ -73,6 +76,62 @@ def test_sizes_are_those_that_the_models_are_known_by() -> None:
     assert small.kv_bytes == large.kv_bytes == 147_456
     per_layer = 32 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
     assert small.trained == 36 * per_layer + 32 * (2560 + 151_936)
+
+
+def test_a_mixture_of_experts_has_the_sizes_it_is_known_by() -> None:
+    """30.5 B weights, 3.3 B of them for a token, as Qwen says; counted here by hand."""
+    sizes = measure(read_dimensions(field("qwen3_30b_a3b_megatron.yaml").model), None)
+    expert, table = 3 * 2048 * 768, 151_936 * 2048
+    attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
+    layer = attention + 128 * expert + 128 * 2048 + 2 * 2048 + 2 * 128
+    assert sizes.total == 48 * layer + 2 * table + 2048 == 30_532_122_624
+    assert (sizes.sparse, sizes.experts, sizes.experts_per_token, sizes.expert) == (48, 128, 8, expert)
+    assert sizes.active == 48 * (attention + 8 * expert + 128 * 2048) + table
+    fsdp = field("qwen3_30b_a3b_megatron.yaml", "policy.backend=fsdp", *cut())
+    with pytest.raises(UserError, match=r"mixtures of experts on policy\.backend=megatron only"):
+        plan(fsdp, print, nodes=2, gpu="h200")
+
+
+def cut(**layout: int) -> list[str]:
+    """Overrides for a layout in which what is not named is 1."""
+    kinds = ("tensor_parallel", "pipeline_parallel", "virtual_stages", "context_parallel", "expert_parallel")
+    return [f"policy.megatron.{kind}={layout.get(kind, 1)}" for kind in kinds]
+
+
+@pytest.mark.parametrize("name", ["qwen3_8b_megatron.yaml", "qwen3_30b_a3b_megatron.yaml"])
+def test_the_ranks_of_a_megatron_layout_hold_the_model_between_them(name: str) -> None:
+    config = field(name, *cut(pipeline_parallel=2, virtual_stages=3))
+    sizes = measure(read_dimensions(config.model), None)
+    assert sum(held.dense + held.experts for held in (weights_of(config, sizes, s) for s in (0, 1))) == sizes.total
+    spread = field(name, *cut(tensor_parallel=4, pipeline_parallel=2, virtual_stages=3, expert_parallel=4))
+    norms = sizes.layers * (2 * sizes.hidden + 2 * sizes.head_dim) + sizes.hidden
+    whole = norms + sizes.sparse * sizes.experts * sizes.hidden  # and routers, on every rank
+    assert 4 * sum(held.dense + held.experts for held in (weights_of(spread, sizes, s) for s in (0, 1))) == (
+        sizes.total + 3 * whole
+    )
+
+
+def test_a_megatron_layout_trades_memory_for_time() -> None:
+    def of(*more: str, **layout: int) -> tuple[float, float, float]:
+        config = field("qwen3_8b_megatron.yaml", *cut(**layout), "batch.problems=64", *more)
+        sizes, machine = measure(read_dimensions(config.model), config.model.lora), MACHINES["h100-80"]
+        held = megatron_memory.stages(config, sizes, 8)
+        work = sum((tree_work(problem) for problem in sample_batch(config, Lengths(), 0)), Work(0, 0, 0))
+        time = megatron_time.training(config, sizes, machine, 8, work)
+        return max(sum(t.held.values()) for t in held), max(sum(t.update.values()) for t in held), time
+
+    plain, tensor, context = of(), of(tensor_parallel=4), of(context_parallel=2)
+    pipeline, virtual = of(pipeline_parallel=4), of(pipeline_parallel=4, virtual_stages=3)
+    assert tensor[0] < plain[0] / 3
+    assert tensor[1] < plain[1]
+    assert tensor[2] > plain[2]
+    assert pipeline[0] < plain[0] / 2
+    assert pipeline[2] > virtual[2] > plain[2]
+    assert virtual[1] > pipeline[1]  # more micro-batches in flight
+    assert context[0] == plain[0]
+    assert context[1] < plain[1]
+    adapters = of("model.lora={rank: 32}", tensor_parallel=4)
+    assert adapters[0] < tensor[0] / 2
 
 
 def test_flops_are_those_that_torch_counts() -> None:
@@ -178,8 +237,6 @@ def test_the_command_ends_with_1_where_the_run_does_not_fit_and_says_what_would_
     assert "rollout.kv_cache_mb=" in ill.output
     unknown = CliRunner().invoke(app, [*common, "--gpu", "tpu"])
     assert unknown.exit_code == 2
-    megatron = CliRunner().invoke(app, [*common, "policy.backend=megatron"])
-    assert megatron.exit_code == 2
 
 
 def test_a_run_refuses_a_model_other_than_the_one_planned_with(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""The traced memory of an update is what a real one takes."""
+"""The traced memory of an update, and the planned memory of one on megatron-core, are what real ones take."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spiral_mega.packing.batch import pack
 from spiral_mega.packing.sequences import Sequence
+from spiral_mega.plan import megatron_memory
 from spiral_mega.plan.memory import phases
 from spiral_mega.plan.model import measure, read_dimensions
 from spiral_mega.plan.trace import full_batch, trace
@@ -54,6 +56,39 @@ def test_traced_peaks_are_within_ten_percent_of_real_ones(tmp_path: Path, monkey
         measured = [round(rank[name] / 2**20) for rank in ranks]
         print(f"{name}: traced {found / 2**20:.0f} MiB, measured {measured}, {errors[name]:+.1%}")
     assert all(abs(error) < 0.10 for error in errors.values()), errors
+
+
+MEGATRON: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "TP2": ({"tensor_parallel": 2}, {}),
+    "TP2, checkpointing": ({"tensor_parallel": 2}, {"policy": {"activation_checkpointing": True}}),
+    "PP2": ({"pipeline_parallel": 2}, {}),
+    "TP2, LoRA": ({"tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
+}
+
+
+def test_what_megatron_takes_is_within_a_fifth_of_a_real_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed leaves the process at once
+    monkeypatch.setattr(megatron_memory, "HEAD_STRIP", CPU_SCRATCH / 2)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "small", vocab_size=4096, num_attention_heads=4, num_key_value_heads=2)
+    tokens = pack(sequences()).input_ids.numel()
+    cases = {}
+    for name, (layout, more) in MEGATRON.items():
+        policy = {"backend": "megatron", "megatron": layout, "microbatch_tokens": tokens, **more.get("policy", {})}
+        cases[name] = tmp_path / "model", more | {"policy": policy}
+    ranks = run_ranks(WORLD, "tests.plan.megatron_memory_job:peaks", (tmp_path / "small", cases, sequences()))
+    errors = {}
+    for name, (folder, sections) in cases.items():
+        config = make_config(folder, **sections)
+        sizes = measure(read_dimensions(config.model), config.model.lora)
+        every = [{**t.held, **t.moments, **t.update} for t in megatron_memory.stages(config, sizes, WORLD)]
+        found = max(sum(each.values()) for each in every)
+        errors[name] = found / max(rank[name] for rank in ranks) - 1
+        measured = [round(rank[name] / 2**20) for rank in ranks]
+        print(f"{name}: planned {found / 2**20:.0f} MiB, measured {measured}, {errors[name]:+.1%}", every)
+    assert all(abs(error) < 0.20 for error in errors.values()), errors
 
 
 DIMENSIONS = {
