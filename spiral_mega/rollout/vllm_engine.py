@@ -25,6 +25,7 @@ from spiral_mega.config import Config
 from spiral_mega.config.models import ONE, writer
 from spiral_mega.errors import ConfigError
 from spiral_mega.rollout.engine import Replica, Request, RolloutEngine, Sample
+from spiral_mega.rollout.vllm_experts import pack_experts_on_every_load
 from spiral_mega.rollout.weights import checked_weights, weight_shapes
 from spiral_mega.runtime import Runtime
 
@@ -75,6 +76,7 @@ class VllmEngine:
                     "rollout.engine is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
                     "tools/install_cpu.sh (CPU), or set rollout.engine=transformers"
                 ) from error
+            pack_experts_on_every_load()
             self._llm = LLM(
                 model=config.model.path,
                 tokenizer=config.model.tokenizer or config.model.path,

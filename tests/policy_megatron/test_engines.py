@@ -14,6 +14,7 @@ CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any]]] = {
     "TP2, two vLLM engines": ("qwen3", True, {"tensor_parallel": 2}, {"engine": "vllm"}),
     "PP2, a vLLM engine of two": ("llama", False, {"pipeline_parallel": 2}, {"engine": "vllm", "tensor_parallel": 2}),
     "EP2, embedded engines": ("qwen3_moe", False, {"expert_parallel": 2}, {}),
+    "EP2, two vLLM engines": ("qwen3_moe", False, {"expert_parallel": 2}, {"engine": "vllm"}),
 }
 
 
