@@ -90,8 +90,10 @@ def layer_bytes(config: Config, sizes: Sizes, *, sparse: bool) -> float:
     normed = FLOAT if config.model.lora is not None else FLOAT + item
     norms = 2 * sizes.hidden * (normed + item) / by_rows
     head_norms = (q + kv) * normed / tensor if sizes.head_norms else 0
-    # Context parallelism gathers the keys and values of all rows.
-    attention = (item * (2 * q + 2 * kv * layout.context_parallel) + FLOAT * sizes.heads) / tensor
+    # Rotated queries and keys, the values as a view of the product that holds all three, and the result. Context
+    # parallelism gathers the keys and values of all rows.
+    gathered = 2 * kv * layout.context_parallel if layout.context_parallel > 1 else 0
+    attention = (item * (3 * q + 3 * kv + gathered) + FLOAT * sizes.heads) / tensor
     if not sparse:
         return norms + head_norms + attention + 4 * item * sizes.intermediate / tensor
     # The tokens of a rank go to as many elsewhere as come here from there, if the experts are equally busy.
