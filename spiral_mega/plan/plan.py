@@ -59,6 +59,8 @@ def plan(
         from spiral_mega.plan.trace import trace
 
         say("\n" + report.trace_lines(trace(config, world), phases))
+    elif traced:
+        say("\nno trace: it runs FSDP2's sharding only")
     time = None
     levels = len(make_objective(config.algorithm).plan.levels) > 1
     short = rollout.engine == "vllm" and rollout.kv_cache_mb < least_cache(config, sizes)

@@ -71,7 +71,6 @@ LORA: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "TP2+SP, biases, some layers": (2, "qwen2 tied", {"tensor_parallel": 2}, SOME),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}, EVERYWHERE),
     "PP2 x VP2": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}, EVERYWHERE),
-    "DP2, tied": (2, "qwen3 tied", {}, EVERYWHERE),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}, EVERYWHERE),
     "EP2 x TP2, no experts": (2, "experts", {"expert_parallel": 2, "tensor_parallel": 2}, NO_EXPERTS),
     "PP2 x TP2+SP": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}, EVERYWHERE),
