@@ -22,11 +22,12 @@ from tests.support.configs import make_config  # noqa: E402
 from tests.support.tiny_models import END_ID  # noqa: E402
 
 
-def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], Path]) -> dict[str, Any]:
+def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], Any, Path]) -> dict[str, Any]:
     """Gaps of the canary before and after updates, and the engine's log-probs beside transformers' of the export."""
-    model, layout, rollout, export = argument
+    folder, layout, rollout, lora, export = argument
     config = make_config(
-        model,
+        folder,
+        model={"lora": lora},
         policy={"backend": "megatron", "megatron": layout},
         rollout={"kv_cache_mb": 16, "max_batch": 16, "max_sync_gap": 1e-3, "sync_bucket_mb": 0.05, **rollout},
         optimizer={"lr": 2e-2},
@@ -65,6 +66,8 @@ class _Deaf:
     def load_weights(self, weights: Any) -> None:
         for _ in weights:
             pass
+
+    load_adapter = load_weights
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
