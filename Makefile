@@ -8,7 +8,7 @@ TORCHRUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/torchrun --sta
 # Two files at a time; the tests of one share what it prepares.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install browser train train-real test test-fast lint demo-model clean
+.PHONY: install browser train train-real reproduce test test-fast lint demo-model clean
 
 install:
 	@tools/install_cpu.sh
@@ -25,6 +25,10 @@ train: install
 train-real: install
 	$(BIN)/python tools/prepare_smollm2.py
 	HF_HUB_OFFLINE=1 $(TORCHRUN) train configs/smollm2_gsm8k.yaml $(ARGS)
+
+## SPIRAL against GRPO and others, several seeds (docs/reproduction.md); goes on where it was cut.
+reproduce: install
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m spiral_mega.reproduction $(ARGS)
 
 ## Everything that CI runs.
 test: install browser lint

@@ -9,6 +9,9 @@ to use the traces of an aggregation prompt. It never sees a held-out pair solved
 pair is drawn again, and no held-out pair is used as a prompt.
 
     python tools/build_demo_model.py --out configs/demo
+
+With --copying it is the second start of docs/reproduction.md: targets are four or five moves away, the traces of a set
+are numbered, and the answer to a set that holds a walk to the target, as nine of ten do, is always that walk.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,7 +33,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 MODULUS = 64
 MOVES = ((5, 1), (3, 7), (1, 11))  # x -> (a * x + b) mod 64; a is odd, so that each is a bijection
-MIN_DISTANCE, MAX_DISTANCE = 2, 4
 MAX_HOPS = 6
 MAX_RESPONSE_TOKENS = MAX_HOPS + 2  # the start, the hops and the end token
 HELD_OUT = 128
@@ -38,6 +40,7 @@ SET_SIZE = 4
 
 USER, ASSISTANT, END, PAD, UNKNOWN = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|unknown|>"
 SEPARATOR, UNFINISHED = "|", "..."
+NUMBERS = tuple(f"#{number}" for number in range(1, SET_SIZE + 1))
 PROMPT = f"{USER} {{}} {ASSISTANT}"  # what the chat template makes of one user message
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -72,20 +75,20 @@ def solves(walk: Sequence[int], pair: Pair) -> bool:
     return 2 <= len(walk) <= MAX_HOPS + 1 and legal and (walk[0], walk[-1]) == pair
 
 
-def random_walk(rng: random.Random, start: int) -> Walk:
+def random_walk(rng: random.Random, start: int, shortest: int) -> Walk:
     walk = [start]
-    for _ in range(rng.randint(MIN_DISTANCE, MAX_HOPS)):
+    for _ in range(rng.randint(shortest, MAX_HOPS)):
         walk.append(rng.choice(HOPS[walk[-1]]))
     return walk
 
 
-def make_problems(rng: random.Random) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs, shuffled."""
+def make_problems(rng: random.Random, nearest: int, farthest: int) -> tuple[list[Pair], list[Pair]]:
+    """Training and held-out pairs, shuffled, whose targets are so many moves away."""
     pairs = [
         (start, target)
         for start in range(MODULUS)
         for target, distance in sorted(distances(start).items())
-        if MIN_DISTANCE <= distance <= MAX_DISTANCE
+        if nearest <= distance <= farthest
     ]
     rng.shuffle(pairs)
     return pairs[HELD_OUT:], pairs[:HELD_OUT]
@@ -105,8 +108,11 @@ def write_problems(path: Path, pairs: Sequence[Pair]) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How often the warm start shows what, and how long it goes on."""
+    """The game, how often the warm start shows what, and how long it goes on."""
 
+    nearest: int = 2  # moves from the start to the target
+    farthest: int = 4
+    separators: tuple[str, ...] = (SEPARATOR,) * SET_SIZE  # before each trace of a set
     directed: float = 0.15  # search walks that end at the target
     planted: float = 0.6  # sets that hold a walk to the target
     copied: float = 0.7  # of those sets, how many are answered with that walk
@@ -114,6 +120,9 @@ class Recipe:
     search_batch: int = 96
     aggregation_batch: int = 64
     lr: float = 3e-3
+
+
+COPYING = Recipe(nearest=4, farthest=5, separators=NUMBERS, directed=0.2, planted=0.9, copied=1.0)
 
 
 class WarmStart:
@@ -129,7 +138,7 @@ class WarmStart:
     def walk(self, start: int, to_problem: bool = False) -> Walk:
         """A random walk; with `to_problem`, one that solves a training pair."""
         while True:
-            walk = random_walk(self.rng, start)
+            walk = random_walk(self.rng, start, self.recipe.nearest)
             ends = (start, walk[-1])
             if ends in self._train or not (to_problem or ends in self._held_out):
                 return walk
@@ -152,23 +161,25 @@ class WarmStart:
             target = traces[place][-1]
             if self.rng.random() < self.recipe.copied:
                 answer = traces[place]
-        return aggregation_text((start, target), [text(trace) for trace in traces]), text(answer)
+        return aggregation_text((start, target), [text(trace) for trace in traces], self.recipe), text(answer)
 
 
 def text(walk: Sequence[int]) -> str:
     return " ".join(map(str, walk))
 
 
-def aggregation_text(pair: Pair, traces: Sequence[str]) -> str:
-    return f"{pair[0]} {pair[1]} " + " ".join(f"{SEPARATOR} {trace}" for trace in traces)
+def aggregation_text(pair: Pair, traces: Sequence[str], recipe: Recipe) -> str:
+    shown = (f"{separator} {trace}" for separator, trace in zip(recipe.separators, traces, strict=True))
+    return f"{pair[0]} {pair[1]} {' '.join(shown)}"
 
 
 # --- the model --------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """One token a number; words are split at spaces, so that text -> tokens -> text changes nothing."""
-    words = [PAD, UNKNOWN, END, USER, ASSISTANT, SEPARATOR, UNFINISHED, *map(str, range(MODULUS))]
+    more = [word for word in recipe.separators if word != SEPARATOR]
+    words = [PAD, UNKNOWN, END, USER, ASSISTANT, SEPARATOR, UNFINISHED, *more, *map(str, range(MODULUS))]
     core = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
     core.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -271,29 +282,35 @@ def score(response: str, pair: Pair) -> bool:
 
 
 def evaluate(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair], repeats: int = 2
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    pairs: Sequence[Pair],
+    recipe: Recipe,
+    repeats: int = 2,
 ) -> dict[str, float]:
-    """Accuracy of search (pass@1, pass@8) and of one aggregation of four fresh traces."""
+    """Accuracy of search (pass@1, pass@8) and of one aggregation of four fresh traces, also by how many are right."""
     width = 2 * SET_SIZE
     flat = [pair for pair in pairs for _ in range(width * repeats)]
     traces = respond(model, tokenizer, [f"{start} {target}" for start, target in flat])
     right = torch.tensor([score(trace, pair) for trace, pair in zip(traces, flat, strict=True)]).float()
     sets = [traces[first : first + SET_SIZE] for first in range(0, len(traces), SET_SIZE)]
     asked = flat[::SET_SIZE]
-    prompts = [aggregation_text(pair, group) for pair, group in zip(asked, sets, strict=True)]
+    prompts = [aggregation_text(pair, group, recipe) for pair, group in zip(asked, sets, strict=True)]
     answers = respond(model, tokenizer, prompts)
     aggregated = torch.tensor([score(answer, pair) for answer, pair in zip(answers, asked, strict=True)]).float()
+    members = right.view(-1, SET_SIZE).sum(1)
     return {
         "search_pass@1": right.mean().item(),
         "search_pass@4": right.view(-1, SET_SIZE).amax(1).mean().item(),
         "search_pass@8": right.view(-1, width).amax(1).mean().item(),
         "aggregation": aggregated.mean().item(),
+        **{f"aggregation_of_{c}_right": aggregated[members == c].mean().item() for c in range(SET_SIZE + 1)},
     }
 
 
-def random_walk_accuracy(rng: random.Random, pairs: Sequence[Pair], repeats: int = 200) -> float:
+def random_walk_accuracy(rng: random.Random, pairs: Sequence[Pair], recipe: Recipe, repeats: int = 200) -> float:
     """What walking at random, legally and in the right format, scores."""
-    hits = [solves(random_walk(rng, pair[0]), pair) for pair in pairs for _ in range(repeats)]
+    hits = [solves(random_walk(rng, pair[0], recipe.nearest), pair) for pair in pairs for _ in range(repeats)]
     return sum(hits) / len(hits)
 
 
@@ -302,29 +319,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("configs/demo"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="warm start updates")
+    parser.add_argument("--copying", action="store_true", help="the second start of docs/reproduction.md")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
 
+    recipe = replace(COPYING if arguments.copying else Recipe(), steps=arguments.steps)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     rng = random.Random(arguments.seed)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
-    train, held_out = make_problems(rng)
+    train, held_out = make_problems(rng, recipe.nearest, recipe.farthest)
     write_problems(arguments.out / "train.jsonl", train)
     write_problems(arguments.out / "heldout.jsonl", held_out)
     print(f"{len(train)} training problems, {len(held_out)} held out")
 
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(recipe)
     model = make_model(tokenizer)
     print(f"model of {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-    warm_start(model, tokenizer, WarmStart(Recipe(steps=arguments.steps), train, held_out, rng))
+    warm_start(model, tokenizer, WarmStart(recipe, train, held_out, rng))
 
     folder = arguments.out / "model"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    print(f"random walks on held-out problems: {random_walk_accuracy(rng, held_out):.3f}")
-    for name, value in evaluate(model, tokenizer, held_out).items():
+    print(f"random walks on held-out problems: {random_walk_accuracy(rng, held_out, recipe):.3f}")
+    for name, value in evaluate(model, tokenizer, held_out, recipe).items():
         print(f"warm-started model, held-out {name}: {value:.3f}")
 
 

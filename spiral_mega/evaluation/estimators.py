@@ -119,6 +119,28 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], seed: int)
     return (math.fsum(differences) / len(differences), *bootstrap_interval(differences, seed))
 
 
+def crossed_interval(
+    values: Sequence[Sequence[float]], seed: int, *, level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """Percentile interval of the mean of `values`, [runs, problems]: both are resampled with replacement, on their own.
+
+    It covers which runs (training seeds) and which problems were drawn, and the sampling of traces (the pigeonhole
+    bootstrap, Owen 2007). With a few runs it is coarse: look at each of them too. Raises ValueError for ragged or empty
+    values.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"values have the shape {array.shape}: give a row a run, with a number for each problem")
+    rng = np.random.default_rng(seed)
+    runs, problems = array.shape
+    means = [
+        array[rng.integers(runs, size=runs)].mean(axis=0)[rng.integers(problems, size=problems)].mean()
+        for _ in range(resamples)
+    ]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
 def _check_k(samples: int, k: int) -> None:
     if not 1 <= k <= samples:
         raise ValueError(f"k is {k} with {samples} samples: it must be between 1 and their number")

@@ -1,0 +1,122 @@
+"""Intervals and factors against enumeration and closed forms."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from spiral_mega.errors import UserError
+from spiral_mega.evaluation.estimators import bootstrap_interval, crossed_interval
+from spiral_mega.reproduction.findings import Finding, at, compare, efficiency, findings
+from spiral_mega.reproduction.mechanism import favour, set_score, slope
+from spiral_mega.reproduction.tables import BEGIN, END, write_into
+
+
+def every_resample(values):
+    """Sorted means of all equally likely resamples of rows and columns."""
+    rows, columns = values.shape
+    means = [
+        values[np.ix_(r, c)].mean()
+        for r in product(range(rows), repeat=rows)
+        for c in product(range(columns), repeat=columns)
+    ]
+    return np.sort(means)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
+def test_the_crossed_interval_is_that_of_all_resamples_of_seeds_and_problems(level):
+    values = np.random.default_rng(1).normal(size=(3, 5)) + np.array([[0.0], [1.0], [3.0]])
+    low, high = crossed_interval(values.tolist(), 0, level=level, resamples=20_000)
+    truth = every_resample(values)
+    for end, share in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
+        # so much of the exact distribution lies below the end, up to 4 deviations of a share of 20,000 draws
+        spread = 4 * (share * (1 - share) / 20_000) ** 0.5
+        assert np.mean(truth < end - 1e-12) <= share + spread
+        assert np.mean(truth <= end + 1e-12) >= share - spread
+
+
+def test_seeds_that_agree_leave_the_interval_over_problems():
+    problems = np.random.default_rng(2).random(40)
+    crossed = crossed_interval([problems.tolist()] * 3, 0, resamples=20_000)
+    alone = bootstrap_interval(problems.tolist(), 1, resamples=20_000)
+    assert crossed == pytest.approx(alone, abs=0.01)
+
+
+@pytest.mark.parametrize("values", [[], [[]], [[1.0, 2.0], [3.0]]])
+def test_ragged_or_empty_values_are_refused(values):
+    with pytest.raises(ValueError, match=r"shape|inhomogeneous"):
+        crossed_interval(values, 0)
+
+
+def test_a_difference_is_paired_by_problem_and_seed():
+    theirs = np.random.default_rng(3).random((3, 50))
+    found = compare(Finding("c", "q", at("m"), "higher"), {"m": theirs + 0.25}, {"m": theirs}, "other")
+    assert (found.problems, found.crossed) == (pytest.approx((0.25, 0.25)), pytest.approx((0.25, 0.25)))
+    assert (found.mean, found.verdict, found.by_seed) == (pytest.approx(0.25), "holds", pytest.approx([0.25] * 3))
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(1.0, "holds"), (-1.0, "opposite"), (0.0, "undecided")])
+def test_a_finding_holds_only_where_the_interval_excludes_zero(shift, verdict):
+    noise = np.random.default_rng(4).normal(size=(3, 60))
+    noise -= noise.mean()
+    assert compare(Finding("c", "q", at("m"), "higher"), {"m": noise + shift}, {"m": 0 * noise}, "o").verdict == verdict
+
+
+def test_arms_of_fewer_seeds_are_compared_on_the_seeds_that_both_have():
+    ours = np.array([[1.0, 1.0], [5.0, 5.0]])
+    assert compare(Finding("c", "q", at("m"), "higher"), {"m": ours}, {"m": ours[:1]}, "o").mean == 0.0
+
+
+def test_the_efficiency_of_curves_that_grow_with_log_k_is_their_shift():
+    ks = [1, 2, 4, 8, 16, 32]
+    theirs = [0.1 * np.log2(k) for k in ks]
+    ours = [0.1 * np.log2(3 * k) for k in ks]  # needs a third of the responses
+    factors = efficiency(ks, ours, theirs)
+    assert [factors[str(k)] for k in ks[:4]] == pytest.approx([3.0] * 4)
+    assert factors["16"] is None  # would take 48
+    assert factors["32"] is None
+    assert efficiency(ks, theirs, theirs) == pytest.approx({str(k): 1.0 for k in ks})
+
+
+def test_every_measure_of_the_findings_is_one_that_the_task_evaluates():
+    read = []
+
+    class Reading(dict):
+        def __missing__(self, key):
+            read.append(key)
+            return np.zeros((1, 1))
+
+    for finding in findings([1, 4], 2, 8):
+        finding.of(Reading())
+    assert set(read) == {
+        *("pass_at_k pass 4", "majority majority 4", "sequential mean 8", "rsa mean 0", "rsa mean 2"),
+    }
+
+
+def test_tables_are_written_between_the_marks_of_their_start_and_nowhere_else(tmp_path):
+    document = tmp_path / "d.md"
+    begin, end = BEGIN.format(start="demo"), END.format(start="demo")
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    write_into(document, "new", "demo")
+    write_into(document, "newer", "demo")
+    assert document.read_text() == f"before\n{begin}\n\nnewer\n\n{end}\nafter\n"
+    with pytest.raises(UserError, match="lacks the lines"):
+        write_into(document, "new", "copying")
+
+
+SUCCESS = [0.1, 0.35, 0.5, 0.7, 0.75]
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
+def test_the_set_score_is_the_mean_over_all_sets_and_its_slope_that_of_finite_differences(p):
+    sets = product([0, 1], repeat=4)
+    expected = sum(p ** sum(each) * (1 - p) ** (4 - sum(each)) * SUCCESS[sum(each)] for each in sets)
+    assert set_score(SUCCESS, p) == pytest.approx(expected, abs=1e-12)
+    h = 1e-6
+    difference = (set_score(SUCCESS, p + h) - set_score(SUCCESS, p - h)) / (2 * h)
+    assert slope(SUCCESS, p) == pytest.approx(difference, abs=1e-7)
+
+
+def test_a_linear_aggregator_favours_no_problem_and_one_that_finds_any_right_trace_does_as_pass_at_4():
+    assert favour([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(1.0)
+    assert favour([0.0, 1.0, 1.0, 1.0, 1.0]) == pytest.approx((0.9 / 0.5) ** 3)
