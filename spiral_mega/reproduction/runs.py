@@ -98,7 +98,9 @@ def jobs_for(
 
 def _evaluated(folder: Path, arm: str, seed: int, overrides: Sequence[str]) -> Job:
     command = [*_program("eval"), str(CONFIGS / "task.yaml"), "--output", str(folder / "evaluation")]
-    command += ["--model", str(folder)] if arm != START else []
+    if arm != START:
+        command += ["--model", str(folder)]
+        overrides = [each for each in overrides if not each.startswith("model.path=")]  # where training began
     return Job(arm, seed, folder, [[*command, f"run.dir={folder}", f"run.seed={seed}", *overrides]])
 
 

@@ -13,8 +13,8 @@ BEGIN, END = "<!-- {start}: written by spiral_mega.reproduction -->", "<!-- end 
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The runs, every arm's measures, the comparisons, the efficiency factors, and the aggregator's success by set."""
-    parts = (_settings, _measures, _comparisons, _efficiency, _success)
+    """The runs, every arm's measures, the comparisons, efficiency, entropy, and the aggregator's success by set."""
+    parts = (_settings, _measures, _comparisons, _efficiency, _entropy, _success)
     return "\n\n".join(part(report) for part in parts)
 
 
@@ -66,6 +66,17 @@ def _efficiency(report: Mapping[str, Any]) -> str:
     rows = [["responses that another needs for SPIRAL's pass@k, over k", *(f"k = {k}" for k in ks)]]
     for name, factors in report["efficiency"].items():
         rows.append([report["arms"][name]["title"], *("-" if (f := factors[k]) is None else f"{f:.2f}" for k in ks)])
+    return table(rows)
+
+
+def _entropy(report: Mapping[str, Any]) -> str:
+    rows = [["token entropy of search, nats, by seed", "first 10 steps", "last 10 steps"]]
+    for arm in report["arms"].values():
+        if arm["entropy"]:
+            curves = [[value for _, value in curve] for curve in arm["entropy"]]
+            parts = ([curve[:10] for curve in curves], [curve[-10:] for curve in curves])
+            ends = [[sum(values) / len(values) for values in part] for part in parts]
+            rows.append([arm["title"], *(", ".join(f"{value:.2f}" for value in end) for end in ends)])
     return table(rows)
 
 

@@ -15,7 +15,7 @@ HARNESSES = (
     "[{kind: pass_at_k, samples: 4}, {kind: majority, samples: 4}, {kind: sequential, samples: 2, budgets: [4, 8]},"
     " {kind: rsa, population: 4, set_size: 2, steps: 1}]"
 )
-CUT = ["--seeds", "1", "--ablation-seeds", "0", "--steps", "2", "--arms", "spiral,grpo"]
+CUT = ["--start", "copying", "--seeds", "1", "--ablation-seeds", "0", "--steps", "2", "--arms", "spiral,grpo"]
 SMALL = ["batch.problems=2", "data.eval.0.limit=8", f"eval.harnesses={HARNESSES}"]
 
 
@@ -28,19 +28,22 @@ def reproduce(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_a_cut_reproduction_runs_to_its_tables_and_is_not_run_again(tmp_path):
     done = reproduce(*CUT, "--output", str(tmp_path), *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "demo" / "reproduction.json").read_text())
+    report = json.loads((tmp_path / "copying" / "reproduction.json").read_text())
     assert list(report["arms"]) == ["start", "spiral", "grpo"]
     assert [len(arm["seeds"]) for arm in report["arms"].values()] == [1, 1, 1]
     assert {each["other"] for each in report["comparisons"]} == {"grpo"}
     assert [len(curve) for curve in report["arms"]["spiral"]["entropy"]] == [2]
-    assert (tmp_path / "demo" / "reproduction.png").read_bytes().startswith(b"\x89PNG")
-    assert "| SPIRAL minus |" in (tmp_path / "demo" / "reproduction.md").read_text()
+    evaluated = tmp_path / "copying" / "spiral-2-seed0"
+    settings = load_config(evaluated / "evaluation" / "config.yaml")
+    assert settings.model.path == str(evaluated / "model")  # and not the start
+    assert (tmp_path / "copying" / "reproduction.png").read_bytes().startswith(b"\x89PNG")
+    assert "| SPIRAL minus |" in (tmp_path / "copying" / "reproduction.md").read_text()
 
-    trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").glob("*-seed0/*/*")}
+    trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "copying").glob("*-seed0/*/*")}
     again = reproduce(*CUT, "--output", str(tmp_path), *SMALL)
     assert "3 models, 3 of them measured before" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "demo").glob("*-seed0/*/*")} == trained
-    assert json.loads((tmp_path / "demo" / "reproduction.json").read_text()) == report
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "copying").glob("*-seed0/*/*")} == trained
+    assert json.loads((tmp_path / "copying" / "reproduction.json").read_text()) == report
 
 
 @pytest.mark.slow
