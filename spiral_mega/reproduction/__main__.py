@@ -47,7 +47,7 @@ def main(
     ablation_seeds: Annotated[int, typer.Option(min=0, help="Training seeds of each ablation.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Updates of each run.")] = 60,
     arms: Annotated[str, typer.Option(help="Recipes, by comma.")] = EVERY,
-    start: Annotated[str, typer.Option(help="Model and problems that all begin with: demo or copying.")] = "demo",
+    start: Annotated[str, typer.Option(help="Model and problems that all begin with: demo, few or copying.")] = "demo",
     at_once: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = 2,
     document: Annotated[Path | None, typer.Option(help="Markdown file to write the tables into.")] = None,
 ) -> None:

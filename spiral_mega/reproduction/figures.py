@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spiral_mega.report.curves import smooth
 from spiral_mega.reproduction.runs import START
 from spiral_mega.telemetry.atomic import atomic_path
 
@@ -19,10 +20,10 @@ Point = tuple[float, Mapping[str, Any]]
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Lines are means over seeds and problems, bands 95 % intervals over both; entropy: a line a seed."""
+    """Lines are means over seeds and problems, bands 95 % intervals over both; entropy: a line a seed, smoothed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 8), dpi=120, layout="constrained")
+    figure = Figure(figsize=(14, 8), dpi=90, layout="constrained")
     axes = figure.subplots(2, 3)
     arms = report["arms"]
     colors = dict(zip((name for name in arms if name != START), COLORS, strict=False)) | {START: START_COLOR}
@@ -36,13 +37,17 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
         _frame(axis, title, label, "solved")
         if logarithmic:
             axis.set_xscale("log", base=2)
+        else:
+            axis.xaxis.get_major_locator().set_params(integer=True)
         for name, arm in arms.items():
             _line(axis, series(arm["measures"], measure), colors[name], arm["title"])
     _frame(axes[1, 0], "Token entropy of search traces", "step", "nats per token")
     for name, arm in arms.items():
         for number, curve in enumerate(arm["entropy"]):
             steps, values = zip(*curve, strict=True)
-            axes[1, 0].plot(steps, values, color=colors[name], linewidth=1, label=arm["title"] if not number else None)
+            axes[1, 0].plot(
+                steps, smooth(list(values)), color=colors[name], linewidth=1, label=arm["title"] if not number else None
+            )
     _frame(axes[1, 1], "Accuracy by tokens generated", "tokens a problem", "solved")
     axes[1, 1].set_xscale("log", base=2)
     for name, arm in arms.items():

@@ -52,7 +52,7 @@ def findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
         Finding("majority: similar", f"majority of {max(ks)}", at(f"majority majority {max(ks)}"), "similar"),
         Finding("sequential: similar", "one response", at(f"sequential mean {budget}"), "similar"),
         Finding(
-            "self-aggregation beats majority, more so for SPIRAL",
+            "self-aggregation minus majority: SPIRAL above",
             f"self-aggregation, {steps} steps, minus majority of {max(ks)}",
             change(last, f"majority majority {max(ks)}"),
             "higher",
@@ -90,7 +90,7 @@ def compare(finding: Finding, ours: Measured, theirs: Measured, other: str) -> D
         bootstrap_interval(differences.mean(axis=0).tolist(), SEED),
         crossed,
         differences.mean(axis=1).tolist(),
-        _verdict(crossed, finding.expected),
+        _verdict(crossed, finding.expected) + (" (one seed)" if seeds == 1 else ""),
     )
 
 

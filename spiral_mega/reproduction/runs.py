@@ -17,9 +17,11 @@ from spiral_mega.telemetry import read_metrics
 CONFIGS = Path("configs/reproduce")
 START = "start"
 COPYING = CONFIGS / "copying"
-# What each start changes in the task. `copying` begins with an aggregator that copies (docs/reproduction.md).
+# What each start changes in the task (docs/reproduction.md): `few` trains on the demo's first 64 problems only,
+# `copying` begins with an aggregator that copies.
 STARTS: dict[str, tuple[str, ...]] = {
     "demo": (),
+    "few": ("data.train.0.limit=64",),
     "copying": (
         f"model.path={COPYING}/model",
         f"data.train.0.path={COPYING}/train.jsonl",
