@@ -53,6 +53,7 @@ ARMS = (
     Arm("separate", "separate rewards"),
     Arm("balanced", "SPIRAL, balanced sets", ablation=True),
     Arm("unbiased", "SPIRAL, unbiased weights", ablation=True),
+    Arm("gated", "SPIRAL, length gate", ablation=True),
 )
 
 
