@@ -60,6 +60,8 @@ def prepare(
             "policy": {"microbatch_tokens": "${rollout.max_context_tokens}"},
         }
     config = load_config(config_path, overrides, values)
+    if target is not None and config.model.path != values["model"]["path"]:
+        raise ConfigError(f"model.path={config.model.path} is given, and --model {model} too: leave one of them out")
     if not config.data.eval:
         raise ConfigError("data.eval is empty: name problems to evaluate, such as data.eval='[{path: aime25.parquet}]'")
     folder = Path(config.run.dir) / "evaluation"

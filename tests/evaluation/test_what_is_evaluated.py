@@ -24,6 +24,7 @@ DEMO = "configs/demo.yaml"
         ([DEMO, "--model", "configs"], "no model in Hugging Face form"),
         ([DEMO, "eval.harnesses=[{kind: vote}]"], "eval.harnesses.0"),
         (["--model", "configs/demo/model"], "data.eval"),
+        ([DEMO, "--model", "configs/demo/model", "model.path=/other"], "leave one of them out"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_before_anything_is_loaded(arguments, message):
