@@ -262,6 +262,16 @@ def test_forms_that_do_not_follow_and_targets_that_exist_are_refused(trained: Tr
             convert(origin, tmp_path / target, to)
 
 
+def test_the_tool_converts_from_a_checkout(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "qwen3", tied=True)
+    tool = Path(__file__).parents[2] / "tools" / "convert_checkpoint.py"
+    command = [sys.executable, str(tool), str(tmp_path / "model"), str(tmp_path / "dcp"), "--to", "dcp"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    convert(tmp_path / "dcp", tmp_path / "back", "hf")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_verification_notices_a_wrong_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = save_tiny_model(tmp_path / "origin")
     write = ShardedWriter.add_rows
