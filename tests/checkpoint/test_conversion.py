@@ -269,7 +269,8 @@ def test_the_tool_converts_from_a_checkout(tmp_path: Path) -> None:
     subprocess.run(command, check=True, cwd=tmp_path)
     convert(tmp_path / "dcp", tmp_path / "back", "hf")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "back"))
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_verification_notices_a_wrong_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
