@@ -60,7 +60,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     axes[1, 1].plot([], [], "-k", label="self-aggregation")
     axes[1, 1].plot([], [], ":k", label="majority")
     axes[1, 1].legend(fontsize=8, frameon=False)
-    axes[0, 0].legend(fontsize=8, frameon=False)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9, frameon=False
+    )
     with atomic_path(path) as hidden:
         figure.savefig(hidden, format="png")
 
