@@ -15,7 +15,10 @@ settings.register_profile("untimed", deadline=None)  # a loaded machine fails no
 settings.load_profile("untimed")
 
 
+LONG = {"test_vllm_engine.py"}  # beside the files with runs of the whole trainer
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with runs of the whole trainer first: what is short fills the end, where two files run at a time."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    """Long files first: what is short fills the end, where two files run at a time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.path.name in LONG}
     items.sort(key=lambda item: item.path not in slow)
