@@ -17,6 +17,8 @@ from tests.support.megatron_on_cpu import install
 
 install()
 
+from megatron.core import parallel_state  # noqa: E402
+
 from spiral_mega.policy.fsdp.policy import FsdpPolicy  # noqa: E402
 from spiral_mega.policy.megatron.families import Part  # noqa: E402
 from spiral_mega.policy.megatron.policy import MegatronPolicy  # noqa: E402
@@ -28,7 +30,19 @@ Tensors = dict[str, torch.Tensor]
 
 def run_cases(runtime: Runtime, cases: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Every case by name: one of the functions below and its arguments. One launch serves them all."""
-    return {name: globals()[function](runtime, **arguments) for name, (function, arguments) in cases.items()}
+    results = {}
+    for name, (function, arguments) in cases.items():
+        results[name] = globals()[function](runtime, **arguments)
+        _end_groups()
+    return results
+
+
+def _end_groups() -> None:
+    """megatron-core forgets a layout's groups without ending them, and each keeps three threads."""
+    parallel_state.destroy_model_parallel()
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def gradients(
