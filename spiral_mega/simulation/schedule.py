@@ -29,8 +29,9 @@ class Policy:
     - `route`: a set goes to the engine that reads the least context a step, not to its problem's.
     - `move`: half-written traces go from the engine that reads the most to the one that reads the least, which
       prefills them anew, while the two differ much and reading takes a good part of a step.
-    - `exchange`: what the trainer does. Engines meet after so many steps each, and wait for the slowest; a set that is
-      ready goes at once to its own engine if that reads no more than the others did, or else is routed when they meet.
+    - `exchange`: what the trainer does. Engines tell one another after so many steps each; a set that is ready goes at
+      once to its own engine if that reads no more than the others did, or else is routed. What follows from what was
+      told is done `lag` exchanges later, so that an engine waits only for those that are further behind.
     - `extra`: this share of problems more is started; the step ends when the wanted number is complete.
     """
 
@@ -41,6 +42,7 @@ class Policy:
     route: bool = False
     move: bool = False
     exchange: int | None = None
+    lag: int = 0
     extra: float = 0.0
 
 
@@ -51,6 +53,7 @@ POLICIES = (
     Policy("streaming, problem queue", quota=0.75),
     Policy("streaming, ordered", ordered=True),
     Policy("streaming, exchange of 128", ordered=True, exchange=128),
+    Policy("the same, two late", ordered=True, exchange=128, lag=2),
     Policy("streaming, routed", ordered=True, route=True),
     Policy("streaming, routed, moving", ordered=True, route=True, move=True),
     Policy("the same, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
@@ -107,11 +110,10 @@ class _Step:
             self.now = time
             self._advance(e)
             self._plan(e)
-            changed = bool(self.just_ended)
             while self.just_ended:
                 self._end(self.just_ended.popleft())
-            if changed and self.policy.move:
-                self._even_out()
+                if self.policy.move and not self.just_ended:
+                    self._even_out()  # which may bring others to their end
         for e in range(len(self.engines)):
             self._advance(e)
         return self._outcome()
@@ -222,19 +224,22 @@ class _Step:
 
 
 class _Exchanges(_Step):
-    """Each engine on a clock of its own between two exchanges."""
+    """Each engine on a clock of its own, and never more than `lag` exchanges ahead of the slowest."""
 
     def run(self) -> Outcome:
         self._start()
-        self.others = np.full(len(self.engines), np.inf)  # what the least of the others read at the last exchange
+        self.others = np.full(len(self.engines), np.inf)  # what the least of the others read, as last told
         self.ready: list[tuple[int, list[Sequence]]] = []
+        told: deque[_Told] = deque()
+        placed: deque[np.ndarray] = deque(maxlen=self.policy.lag)  # tokens, by engine, that no telling shows yet
         while len(self.kept) < self.want:
             for e in range(len(self.engines)):
                 self._some_steps(e)
             self.now = max(engine.now for engine in self.engines)
-            for engine in self.engines:
-                engine.now = self.now
-            self._meet()
+            told.append(_Told(self.now, np.array([engine.demand() for engine in self.engines]), self.ready))
+            self.ready = []
+            if len(told) > self.policy.lag:
+                placed.append(self._act(told.popleft(), sum(placed, np.zeros(len(self.engines)))))
         return self._outcome()
 
     def _some_steps(self, e: int) -> None:
@@ -258,10 +263,13 @@ class _Exchanges(_Step):
         else:
             self.ready.append((home, sequences))
 
-    def _meet(self) -> None:
-        demand = np.array([engine.demand() for engine in self.engines])
-        ready, self.ready = self.ready, []
-        for _, sequences in sorted(ready, key=lambda each: each[0]):
+    def _act(self, told: _Told, on_the_way: np.ndarray) -> np.ndarray:
+        """Place the sets that were ready; the tokens that each engine will read of them."""
+        for engine in self.engines:
+            engine.now = max(engine.now, told.time)
+        before = told.demand + on_the_way
+        demand = before.copy()
+        for _, sequences in sorted(told.ready, key=lambda each: each[0]):
             e = int(demand.argmin())
             demand[e] += sum(sequence.context for sequence in sequences)
             for sequence in sequences:
@@ -269,3 +277,13 @@ class _Exchanges(_Step):
         if len(demand) > 1:
             least = np.sort(demand)[:2]
             self.others = np.where(demand == least[0], least[1], least[0])
+        return demand - before
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the engines told one another, by the time that all had: what each reads, and the sets that are ready."""
+
+    time: float
+    demand: np.ndarray
+    ready: list[tuple[int, list[Sequence]]]

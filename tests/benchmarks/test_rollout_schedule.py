@@ -109,6 +109,7 @@ def test_a_lone_chain_takes_the_critical_path(policy: Policy) -> None:
     step=st.sampled_from([0.1, 3.0, 30.0]),
 )
 @example(seed=61, engines=1, problems=1, capacity=600.0, max_sequences=3, step=0.1)  # a trace in no set ends last
+@example(seed=5, engines=9, problems=5, capacity=1500.0, max_sequences=3, step=0.1)  # the last ends in a move
 def test_every_token_is_written_once_within_the_cache_and_not_below_the_bound(
     seed: int, engines: int, problems: int, capacity: float, max_sequences: int, step: float
 ) -> None:
