@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
-from typing import TypeVar
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,14 +34,14 @@ def max_over_ranks(values: dict[str, float]) -> dict[str, float]:
     return total
 
 
-def gather_objects(item: T) -> list[T]:
+def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """Every rank's `item`, in rank order, on every rank."""
     items: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(items, item)
+    dist.all_gather_object(items, item, group)
     return items  # type: ignore[return-value]
 
 
-def exchange(outgoing: Sequence[Sequence[T]]) -> list[T]:
+def exchange(outgoing: Sequence[Sequence[T]], group: dist.ProcessGroup | None = None) -> list[T]:
     """Send `outgoing[r]` to rank r; return what came here, ordered by sending rank.
 
     Only the rank that needs a record receives it, so memory does not grow with the number of ranks.
@@ -45,8 +49,40 @@ def exchange(outgoing: Sequence[Sequence[T]]) -> list[T]:
     payloads = [torch.frombuffer(bytearray(pickle.dumps(list(part))), dtype=torch.uint8) for part in outgoing]
     sent = torch.tensor([payload.numel() for payload in payloads])
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent)
+    dist.all_to_all_single(received, sent, group=group)
     buffer = torch.empty(int(received.sum()), dtype=torch.uint8)
-    dist.all_to_all_single(buffer, torch.cat(payloads), received.tolist(), sent.tolist())
+    dist.all_to_all_single(buffer, torch.cat(payloads), received.tolist(), sent.tolist(), group=group)
     parts = torch.split(buffer, received.tolist())
     return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]
+
+
+class Beside(AbstractContextManager["Beside"]):
+    """Does calls one after the other on a thread, for collectives (on a group of their own) that nobody waits for yet.
+
+    Left by an exception, it leaves the thread to itself: a collective that the other ranks never join has no end.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """`function(*arguments)` when all that were submitted before are done."""
+        future: Future[T] = Future()
+        self._calls.put((future, function, arguments))
+        return future
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._calls.put(None)
+        if kind is None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, arguments = call
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)

@@ -12,6 +12,7 @@ from spiral_mega.plan import flops, megatron_time
 from spiral_mega.plan.flops import Work
 from spiral_mega.plan.hardware import LINK_SHARE, MEMORY_SHARE, TRAINING_SHARE, Machine
 from spiral_mega.plan.model import Sizes, itemsize
+from spiral_mega.rollout.pipeline import LAG, exchange_steps
 from spiral_mega.simulation.model import LanguageModel, Lengths, Problem, Shape, engine_model, sample_problems
 from spiral_mega.simulation.schedule import Policy, simulate
 
@@ -119,9 +120,7 @@ def _sampling(
         busy = sizes.active / read
         engine = replace(engine, sequence=busy * engine.sequence, prefill=busy * engine.prefill)
     engines = world // rollout.tensor_parallel
-    schedule = Policy("trainer", ordered=True, exchange=max(8, rollout.max_response_tokens // 32))
-    if rollout.exchange_steps is not None:
-        schedule = replace(schedule, exchange=rollout.exchange_steps)
+    schedule = Policy("trainer", ordered=True, exchange=exchange_steps(rollout), lag=LAG)
     if not exact:
         share = problems[: max(1, round(len(problems) / engines))]
         return simulate(schedule, share, engine, 1, len(share)).makespan

@@ -1,24 +1,28 @@
 """Search -> sets -> aggregation -> rewards for many problems over all ranks, without a barrier in between.
 
 A problem belongs to a replica, which samples its search traces. A set is requested as soon as its last member ends: at
-once on the same engine, unless another reads less context; then at the next exchange, on the one that reads the least.
+once on the same engine, unless another reads less context; then by way of an exchange, on the one that reads the least.
 Ranks exchange after a fixed number of engine steps, so that who does what follows from the work alone, and never from
-the clock: the same seed and world size give the same run.
+the clock: the same seed and world size give the same run. Nobody waits at an exchange: engines go on meanwhile, and
+what it brings is taken up a fixed number of exchanges later.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.plan import Plan
 from spiral_mega.config import AlgorithmConfig, RolloutConfig
-from spiral_mega.distributed import exchange, gather_objects
+from spiral_mega.distributed import Beside, exchange, gather_objects
 from spiral_mega.environments import make_environment
 from spiral_mega.heartbeat import beat
 from spiral_mega.prompts import Prompter
@@ -31,6 +35,12 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 30.0  # between two lines of progress within a step
 LATENESS = 32  # by default a trace of the longest kind spans so many exchanges
+LAG = 2  # what an exchange brings is taken up so many exchanges later: how far engines may be apart
+
+
+def exchange_steps(rollout: RolloutConfig) -> int:
+    """Engine steps between two exchanges."""
+    return rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
 
 
 class Interrupted(Exception):
@@ -50,7 +60,7 @@ class Feed(Protocol):
 class Pipeline:
     """Turns tasks into episodes with rewards, by the algorithm's plan or another.
 
-    `interrupted` is asked between exchanges whether to give up.
+    `interrupted` is asked between exchanges whether to give up. Making one is collective.
     """
 
     def __init__(
@@ -67,7 +77,9 @@ class Pipeline:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
         plan, environment = plan or Plan.of(algorithm), make_environment(rollout)
         self.recipe = Recipe(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
-        self.steps = rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
+        self.steps = exchange_steps(rollout)
+        self.lag = LAG if engine.replica.count > 1 else 0
+        self.group = dist.new_group(backend="gloo")  # of the exchanges, which run beside the engines' own collectives
 
     def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:
         """An episode for each of the tasks of all ranks; this rank returns those that it keeps, by task number.
@@ -108,7 +120,7 @@ class _InFlight:
 class _State:
     """What a rank tells the others at an exchange. `ready`: key and context of each set to be placed.
 
-    `sampling`: some trace of its problems is missing; `busy`: some problem of its own is not settled.
+    `sampling`: some trace of its problems is missing.
     """
 
     stopped: bool
@@ -117,7 +129,15 @@ class _State:
     mail: bool
     settled: dict[int, bool]
     sampling: bool
-    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What an exchange brings to a rank: what all told, and what came here. `others`: see `_Stream`."""
+
+    told: list[_State]
+    letters: list[Request | Sample]
+    others: float
 
 
 @dataclass
@@ -128,6 +148,7 @@ class _Stream:
     feed: Feed
     aggregates: bool
     drawn: int = 0
+    unsettled: int = 0  # of those drawn, by what all ranks know
     now: int = 0  # steps of this engine
     runs: dict[int, EpisodeRun] = field(default_factory=dict)  # unsettled ones of this replica
     complete: list[int] = field(default_factory=list)  # sampled by the last exchange; their rewards are due at the next
@@ -135,35 +156,48 @@ class _Stream:
     here: dict[tuple[Any, ...], _InFlight] = field(default_factory=dict)
     ready: list[Request] = field(default_factory=list)
     mail: list[Sample] = field(default_factory=list)  # sampled here for problems of other replicas
-    others: float = float("inf")  # least load of another replica, as of the last exchange
+    others: float = float("inf")  # least load of another replica, as of the exchange last taken up
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.engine, self.replica = self.pipeline.engine, self.pipeline.engine.replica
+        # Of the last exchanges: context placed on each replica, which the load that it tells does not show yet.
+        self.placed: deque[list[int]] = deque(maxlen=self.pipeline.lag)
 
     def run(self) -> list[tuple[int, Episode]]:
         self._draw({})
         started = reported = time.monotonic()
         done = 0
-        while True:
-            limit = self.now + self.pipeline.steps
-            while self.engine.has_unfinished() and self.now < limit:
-                self.now += 1
-                beat()
-                for sample in self.engine.step():
-                    done += 1
-                    self._sampled(sample)
-            if time.monotonic() - reported > REPORT_S:
-                reported = time.monotonic()
-                log.info("%d traces sampled in %.0f s, %d in progress", done, reported - started, self._in_progress())
-            if not self._exchange():
-                return sorted(self.episodes.items(), key=lambda each: each[0]) if self.replica.leader else []
+        with Beside() as beside:
+            news: deque[Future[_News]] = deque()
+            while True:
+                limit = self.now + self.pipeline.steps
+                while self.engine.has_unfinished() and self.now < limit:
+                    self.now += 1
+                    beat()
+                    for sample in self.engine.step():
+                        done += 1
+                        self._sampled(sample)
+                if time.monotonic() - reported > REPORT_S:
+                    reported = time.monotonic()
+                    log.info(
+                        "%d traces sampled in %.0f s, %d in progress", done, reported - started, self._in_progress()
+                    )
+                state, ready, mail = self._tell()
+                news.append(beside.submit(self._exchange, state, ready, mail))
+                if len(news) > self.pipeline.lag and not self._take_up(news.popleft().result()):
+                    break
+        # Every rank has told as often as this one, so the exchanges still under way had an end.
+        if self.interrupted:
+            raise Interrupted
+        return sorted(self.episodes.items(), key=lambda each: each[0]) if self.replica.leader else []
 
-    def _draw(self, settled: dict[int, bool]) -> bool:
-        """Start what the feed gives next; whether it gave anything."""
+    def _draw(self, settled: dict[int, bool]) -> None:
+        """Start what the feed gives next."""
+        self.unsettled -= len(settled)
         tasks = self.feed.next(settled)
         if tasks is None:
-            self._give_up()
-            return False
+            return self._give_up()
         for index, task in enumerate(tasks, self.drawn):
             if index % self.replica.count == self.replica.index:
                 run = EpisodeRun(
@@ -172,9 +206,10 @@ class _Stream:
                 self.runs[index] = run
                 self._add(run.start())
         self.drawn += len(tasks)
-        return bool(tasks)
+        self.unsettled += len(tasks)
 
     def _give_up(self) -> None:
+        self.unsettled = 0
         self.engine.abort(self.here.keys())
         for unfinished in (self.here, self.runs, self.ready, self.mail, self.complete):
             unfinished.clear()
@@ -207,32 +242,21 @@ class _Stream:
     def _in_progress(self) -> int:
         return sum(each.missing for each in self.here.values())
 
-    def _exchange(self) -> bool:
-        """Settle, place sets, send, and draw more; whether anything is left to do. Collective."""
+    def _tell(self) -> tuple[_State, list[Request], list[Sample]]:
+        """Settle what is complete; what this rank says at an exchange, and what it hands over."""
         settled = {index: self._settle(index) for index in self.complete}
         self.complete = [index for index, run in self.runs.items() if run.complete()]
-        ready = [(request.key, request.num_samples * len(request.prompt_ids)) for request in self.ready]
+        ready, self.ready = self.ready, []
+        mail, self.mail = self.mail, []
         state = _State(
             stopped=self.pipeline.interrupted(),
             load=self._load(),
-            ready=ready,
-            mail=bool(self.mail),
+            ready=[(request.key, request.num_samples * len(request.prompt_ids)) for request in ready],
+            mail=bool(mail),
             settled=settled,
             sampling=len(self.complete) < len(self.runs),
-            busy=bool(self.runs),
         )
-        told = gather_objects(state)
-        if any(each.stopped for each in told) and any(each.sampling for each in told):
-            self._give_up()
-            raise Interrupted
-        states = [told[self.replica.ranks(index)[0]] for index in range(self.replica.count)]
-        loads = [each.load for each in states]
-        places = place([item for each in states for item in each.ready], loads)
-        if places or any(each.mail for each in states):
-            self._send(places)
-        self.others = min((load for i, load in enumerate(loads) if i != self.replica.index), default=float("inf"))
-        started = self._draw({index: flag for each in states for index, flag in each.settled.items()})
-        return started or any(each.busy for each in states)
+        return state, ready, mail
 
     def _settle(self, index: int) -> bool:
         run = self.runs.pop(index)
@@ -241,23 +265,50 @@ class _Stream:
         self.episodes[index] = run.finish()
         return self.feed.settle(self.episodes[index])
 
-    def _send(self, places: dict[tuple[Any, ...], int]) -> None:
-        """Requests to where they were placed, samples to where their problem is."""
+    def _exchange(self, state: _State, ready: list[Request], mail: list[Sample]) -> _News:
+        """Place the sets that are ready and send all to where it belongs. Collective; one call at a time."""
+        told = gather_objects(state, self.pipeline.group)
+        states = self._of_replicas(told)
+        loads = [sum(each) for each in zip((state.load for state in states), *self.placed, strict=True)]
+        before = list(loads)
+        places = place([item for each in states for item in each.ready], loads)
+        self.placed.append([load - old for load, old in zip(loads, before, strict=True)])
+        others = min((load for i, load in enumerate(loads) if i != self.replica.index), default=float("inf"))
+        letters: list[Request | Sample] = [item for item in ready if places[item.key] == self.replica.index]
+        if places or any(each.mail for each in states):
+            letters = exchange(self._outgoing(ready, mail, places), self.pipeline.group) + letters
+        return _News(told, letters, others)
+
+    def _of_replicas(self, told: list[_State]) -> list[_State]:
+        return [told[self.replica.ranks(index)[0]] for index in range(self.replica.count)]
+
+    def _outgoing(
+        self, ready: list[Request], mail: list[Sample], places: dict[tuple[Any, ...], int]
+    ) -> list[list[Request | Sample]]:
+        """For each rank, the requests placed there and the samples of its problems."""
         count = self.replica.count
-        letters: list[tuple[int, Request | Sample]] = [(places[request.key], request) for request in self.ready]
-        letters += [(sample.key[0] % count, sample) for sample in self.mail]
         outgoing: list[list[Request | Sample]] = [[] for _ in range(count * self.replica.size)]
-        if self.replica.leader:
-            for to, letter in letters:
-                for rank in self.replica.ranks(to) if to != self.replica.index else ():
-                    outgoing[rank].append(letter)
-        kept = [request for request in self.ready if places[request.key] == self.replica.index]
-        self.ready, self.mail = [], []
-        for letter in [*exchange(outgoing), *kept]:
+        letters: list[tuple[int, Request | Sample]] = [(places[request.key], request) for request in ready]
+        letters += [(sample.key[0] % count, sample) for sample in mail]
+        for to, letter in letters if self.replica.leader else ():
+            for rank in self.replica.ranks(to) if to != self.replica.index else ():
+                outgoing[rank].append(letter)
+        return outgoing
+
+    def _take_up(self, news: _News) -> bool:
+        """Act on an exchange; whether anything is left to do."""
+        if any(each.stopped for each in news.told) and any(each.sampling for each in news.told):
+            self.interrupted = True
+            self._give_up()
+            return False
+        for letter in news.letters:
             if isinstance(letter, Request):
                 self._add(letter)
             else:
                 self._receive(letter)
+        self.others = news.others
+        self._draw({index: flag for each in self._of_replicas(news.told) for index, flag in each.settled.items()})
+        return self.unsettled > 0
 
 
 def place(ready: Sequence[tuple[tuple[Any, ...], int]], loads: list[int]) -> dict[tuple[Any, ...], int]:

@@ -1,6 +1,7 @@
 """What the ranks do for the tests of rollouts and evaluation. Runs under torchrun."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
-from spiral_mega.rollout.engine import make_replica
+from spiral_mega.rollout.engine import Sample, make_replica
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.metrics import batch_metrics
-from spiral_mega.rollout.pipeline import Interrupted, Pipeline
+from spiral_mega.rollout.pipeline import LAG, Interrupted, Pipeline
 from spiral_mega.rollout.weights import pretrained_weights
 from spiral_mega.run import load_tokenizer, stop_ids
 from spiral_mega.runtime import Runtime
@@ -76,9 +77,34 @@ def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int
     return {"raised": raised, "together": together, "done": done, "left": engine.has_unfinished()}
 
 
-def uneven(runtime: Runtime, steps: int) -> dict[str, Any]:
-    """What each engine was asked for, and this rank's episodes, of problems of uneven length."""
-    engine = ScriptedEngine(first_come)
+class WaitsFor(ScriptedEngine):
+    """Before its first step, waits for a file; or makes one before its step number `makes_at`."""
+
+    def __init__(self, file: Path, makes_at: int | None) -> None:
+        super().__init__(first_come)
+        self.file, self.makes_at, self.taken = file, makes_at, 0
+
+    def step(self) -> list[Sample]:
+        self.taken += 1
+        if self.taken == self.makes_at:
+            self.file.touch()
+        patience = time.monotonic() + 20
+        while self.makes_at is None and not self.file.exists():
+            if time.monotonic() > patience:
+                raise TimeoutError("the other engine did not go on")
+            time.sleep(0.01)
+        return super().step()
+
+
+def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[str, Any]:
+    """What each engine was asked for, and this rank's episodes, of problems of uneven length.
+
+    With `waits_for` the first engine starts when the second has gone on past LAG exchanges.
+    """
+    if waits_for is None:
+        engine = ScriptedEngine(first_come)
+    else:
+        engine = WaitsFor(waits_for, LAG * steps + 1 if runtime.rank else None)
     engine.replica = make_replica(runtime, 1)
     config = settings(rollout={"exchange_steps": steps, "max_context_tokens": 128})
     with Verifier(5.0, 1, ("exact",)) as verifier:

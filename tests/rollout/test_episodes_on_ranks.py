@@ -2,6 +2,7 @@
 
 import pytest
 
+from spiral_mega.rollout.pipeline import LAG
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.launches import PROBLEMS, of_ranks, real_config
 from tests.rollout.rank_jobs import episodes
@@ -69,9 +70,9 @@ def test_a_stop_on_one_rank_gives_up_on_all(case):
     assert [result["together"] for result in results] == [[0, 1]] * 2
 
 
-def test_a_stop_is_seen_at_the_next_exchange_and_leaves_nothing_in_the_engines():
-    assert of_ranks(2, "told_early")[1]["done"] == 4
-    assert of_ranks(2, "told_while_the_other_has_no_task")[0]["done"] == 1
+def test_a_stop_is_seen_when_its_exchange_is_taken_up_and_leaves_nothing_in_the_engines():
+    assert of_ranks(2, "told_early")[1]["done"] == 4 + LAG
+    assert of_ranks(2, "told_while_the_other_has_no_task")[0]["done"] == 1 + LAG
     for case in ("told_early", "told_while_the_other_has_no_task"):
         assert not any(result["left"] for result in of_ranks(2, case))
 
@@ -99,6 +100,10 @@ def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_at_ho
     alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
     assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each[0]) == alone
     assert [i for i, _ in ranks[0]["episodes"]] == [0, 2, 4]
+
+
+def test_an_engine_goes_on_while_another_is_late_and_what_is_sampled_where_stays_the_same():
+    assert of_ranks(2, "uneven, the first late") == of_ranks(2, "uneven")
 
 
 def test_searches_and_answers_of_one_episode_use_different_randomness(alone):
