@@ -14,11 +14,11 @@ from spiral_mega.runtime import Runtime
 from tests.support.configs import make_config
 
 
-def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], Path, Path]) -> dict[str, Any]:
+def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], dict[str, tuple[Path, Path]]]) -> dict[str, Any]:
     """Save a checkpoint of every case (folder of its model, model.lora) with weights moved off their start; the whole
-    merged weights by case. And under "loaded": what FSDP2 has after loading the checkpoint at the third argument into
-    the model at the second."""
-    cases, model, checkpoint = argument
+    merged weights by case. And of each pair of a model and a checkpoint what FSDP2 has after loading the one into the
+    other."""
+    cases, converted = argument
     results: dict[str, Any] = {}
     for name, (folder, lora, out) in cases.items():
         config = make_config(folder, model={"lora": lora})
@@ -32,12 +32,13 @@ def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], Path, Path]
         manager.save(1, {"step": 1, "policy": policy.state_dict()}, meta)
         manager.wait()
         results[name] = {name: tensor.clone() for name, tensor in policy.weights()}
-    policy = FsdpPolicy(make_config(model), runtime)
-    for parameter in policy.model.parameters():
-        parameter.data.zero_()
-    state = {"policy": {"model": policy.state_dict()["model"]}}
-    load(state, checkpoint_id=checkpoint)
-    results["loaded"] = {name: tensor.clone() for name, tensor in policy.weights()}
+    for name, (model, checkpoint) in converted.items():
+        policy = FsdpPolicy(make_config(model), runtime)
+        for parameter in policy.model.parameters():
+            parameter.data.zero_()
+        state = {"policy": {"model": policy.state_dict()["model"]}}
+        load(state, checkpoint_id=checkpoint)
+        results[name] = {name: tensor.clone() for name, tensor in policy.weights()}
     return results
 
 

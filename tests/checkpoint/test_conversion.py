@@ -19,7 +19,7 @@ from spiral_mega.checkpoint.safetensors_files import Form, ShardedWriter
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.weights import meta_model
 from tests.support.ranks import run_ranks
-from tests.support.tiny_models import END_ID, save_tiny_model
+from tests.support.tiny_models import END_ID, Family, save_tiny_model
 
 TOKENS = list(range(10, 40))
 LORA = {"rank": 4, "alpha": 6}
@@ -48,13 +48,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     save_tiny_model(lab.base("untied"), "llama", tied=False, dtype=torch.bfloat16)
     save_tiny_model(lab.base("lora tied"), "qwen3", tied=True, **large)
     save_tiny_model(lab.base("lora"), "llama", tied=False, dtype=torch.bfloat16)
-    save_tiny_model(lab.base("start"), "qwen3", tied=True, seed=8)
-    convert(lab.base("start"), lab.folder / "converted", "dcp")
+    save_tiny_model(lab.base("experts"), "qwen3_moe", tied=False)
     cases = {
         case: (lab.base(case), LORA if "lora" in case else None, lab.folder / case)
-        for case in ("tied", "untied", "lora tied", "lora")
+        for case in ("tied", "untied", "lora tied", "lora", "experts")
     }
-    argument = cases, lab.base("tied"), lab.folder / "converted"
+    converted = {}
+    for case, like in (("start", "tied"), ("start with experts", "experts")):
+        save_tiny_model(lab.base(case), "qwen3_moe" if like == "experts" else "qwen3", tied=like == "tied", seed=8)
+        convert(lab.base(case), lab.folder / f"{case} converted", "dcp", verify=True)
+        converted[case] = lab.base(like), lab.folder / f"{case} converted"
+    argument = cases, converted
     lab.weights = run_ranks(2, "tests.checkpoint.conversion_jobs:train_and_load", argument)[0]
     return lab
 
@@ -81,12 +85,12 @@ def same_files(a: Path, b: Path, but: set[str] = frozenset({"SHA256SUMS"})) -> b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("qwen3", False), ("qwen3_moe", True)])
 def test_there_and_back_gives_the_same_tensors_to_the_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, dtype: torch.dtype
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family, tied: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(sources, "BLOCK_BYTES", 1000)  # several blocks a tensor
-    origin = save_tiny_model(tmp_path / "origin", tied=tied, dtype=dtype)
+    origin = save_tiny_model(tmp_path / "origin", family, tied=tied, dtype=dtype)
     convert(origin, tmp_path / "dcp", "dcp")
     convert(tmp_path / "dcp", tmp_path / "back", "hf")
     before, after = (load_file(folder / "model.safetensors") for folder in (origin, tmp_path / "back"))
@@ -107,11 +111,33 @@ def test_a_model_of_135m_parameters_comes_back_byte_for_byte(tmp_path: Path) -> 
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_fsdp_loads_a_converted_checkpoint_on_two_ranks(trained: Trained) -> None:
-    expected = streamed(AutoModelForCausalLM.from_pretrained(trained.base("start")))
-    loaded = trained.weights["loaded"]
-    assert loaded.keys() == expected.keys()
+@pytest.mark.parametrize("case", ["start", "start with experts"])
+def test_fsdp_loads_a_converted_checkpoint_on_two_ranks(trained: Trained, case: str) -> None:
+    expected = load_file(trained.base(case) / "model.safetensors")
+    loaded = trained.weights[case]
+    assert loaded.keys() - expected.keys() == ({"lm_head.weight"} if case == "start" else set())
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_experts_that_two_ranks_saved_come_apart_with_the_same_bits(trained: Trained, tmp_path: Path) -> None:
+    """Each rank held half of every layer's experts in two tensors."""
+    convert(trained.checkpoint("experts"), tmp_path / "model", "hf", verify=True)
+    found, expected = load_file(tmp_path / "model" / "model.safetensors"), trained.weights["experts"]
+    assert found.keys() == expected.keys()
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in found
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    convert(trained.checkpoint("experts"), tmp_path / "whole", "dcp", verify=True)
+    convert(tmp_path / "whole", tmp_path / "again", "hf")
+    assert same_files(tmp_path / "model", tmp_path / "again")
+
+
+def test_experts_of_another_size_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
+    for change, told in (({"num_experts": 3}, r"\(4, 96, 64\), by the config \(3, 96, 64\)"),
+                         ({"moe_intermediate_size": 40}, r"\(4, 96, 64\), by the config \(4, 80, 64\)")):  # fmt: skip
+        base = save_tiny_model(tmp_path / "other" / next(iter(change)), "qwen3_moe", tied=False, **change)
+        with pytest.raises(UserError, match=f"experts.gate_up_proj in .* is {told}"):
+            convert(trained.checkpoint("experts"), tmp_path / "model", "hf", base=str(base))
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("case", ["tied", "untied"])

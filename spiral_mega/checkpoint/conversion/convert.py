@@ -19,7 +19,7 @@ from spiral_mega.checkpoint.conversion import adapters, dcp, megatron
 from spiral_mega.checkpoint.conversion.adapters import Adapter
 from spiral_mega.checkpoint.conversion.checks import check_tensors
 from spiral_mega.checkpoint.conversion.sources import MergedSource, SafetensorsSource, Source, digest
-from spiral_mega.checkpoint.names import EXPERTS_APART, checkpoint_tensors
+from spiral_mega.checkpoint.names import checkpoint_tensors, expert_places
 from spiral_mega.checkpoint.safetensors_files import Form, ShardedWriter
 from spiral_mega.errors import UserError
 from spiral_mega.policy.lora import ADAPTER
@@ -138,6 +138,8 @@ def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Model
             )
         return _adapted(adapters.read_trained(source, trained["lora"], origin, adapter), name, origin, tokenizer)
     folder = _base_folder(name, origin)
+    shapes, _, config = _expected(folder)
+    source.part_experts(expert_places(config.model_type, shapes))
     _check(source, origin, folder)
     return Model(source, folder, tokenizer=tokenizer)
 
@@ -206,14 +208,13 @@ def _write_weights(model: Model, to: str, dtype: torch.dtype | None, max_file_by
     if tied:
         forms.pop(HEAD, None)
     if to == "dcp":  # which names a tied head, as the trainer does
-        if config.model_type in EXPERTS_APART:
-            raise UserError(f"{model.folder} has experts, which FSDP2's checkpoints hold otherwise: not built")
         aliases = {HEAD: EMBEDDING} if tied else {}
         named = forms | {head: forms[origin] for head, origin in aliases.items()}
-        dcp.write_dcp(source, named, aliases, dcp.FSDP, folder)
+        places = expert_places(config.model_type, {name: form.shape for name, form in forms.items()})
+        dcp.write_dcp(source, named, folder, dcp.FSDP, aliases, places)
     elif to == "dcp-megatron":
         _check_family(config, model.folder)
-        dcp.write_dcp(source, forms, {}, dcp.MEGATRON, folder)
+        dcp.write_dcp(source, forms, folder, dcp.MEGATRON)
     elif to == "torch_dist":
         _check_family(config, model.folder)
         megatron.write_megatron(source, forms, config, tied=tied, folder=folder)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +43,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from spiral_mega.checkpoint.conversion.sources import Source
+from spiral_mega.checkpoint.names import Place
 from spiral_mega.checkpoint.safetensors_files import Form
 from spiral_mega.errors import UserError
 
@@ -162,15 +164,46 @@ class DcpSource:
         stored = {n.removeprefix(self._prefix): m for n, m in tensors.items() if n.startswith(self._prefix)}
         self.forms = {name: Form(m.size, m.properties.dtype) for name, m in stored.items()}
         self._rows = {n: self._checkpoint.row_ranges(self._prefix + n) for n, form in self.forms.items() if form.shape}
+        self._places: dict[str, Place] = {}
+        self._experts: tuple[str, range, torch.Tensor] | None = None  # those last read
+
+    def part_experts(self, places: dict[str, Place]) -> None:
+        """Give each expert's projections apart, those of `places`. Raises UserError where a shape is another."""
+        stored = dict(self.forms)
+        for name, place in places.items():
+            if (form := stored.get(place.name)) is None:
+                continue  # already apart
+            if form.shape != place.shape:
+                raise UserError(
+                    f"{place.name} in {self._checkpoint.folder} is {tuple(form.shape)}, by the config "
+                    f"{tuple(place.shape)}: give the model that was trained by --base"
+                )
+            self.forms.pop(place.name, None)
+            self.forms[name] = Form(torch.Size((len(place.rows), place.shape[2])), form.dtype)
+            self._places[name] = place
 
     def blocks(self, name: str) -> list[range | None]:
+        if name in self._places:
+            return [range(self.forms[name].shape[0])]
         return list(self._rows.get(name, [None]))
 
     def read(self, name: str, rows: range | None) -> torch.Tensor:
         if rows is None:
             return self._checkpoint.read(self._prefix + name, (), ())
+        if (place := self._places.get(name)) is not None:
+            return self._expert(place)[place.rows.start + rows.start : place.rows.start + rows.stop]
         columns = self.forms[name].shape[1:]
         return self._checkpoint.read(self._prefix + name, (rows.start, *([0] * len(columns))), (len(rows), *columns))
+
+    def _expert(self, place: Place) -> torch.Tensor:
+        """The matrix of an expert; those that were saved with it are kept until others are read."""
+        (block,) = [each for each in self._rows[place.name] if place.expert in each]
+        if self._experts is None or self._experts[:2] != (place.name, block):
+            self._experts = None  # before the next are read
+            sizes = (len(block), *place.shape[1:])
+            matrices = self._checkpoint.read(self._prefix + place.name, (block.start, 0, 0), sizes)
+            self._experts = place.name, block, matrices
+        return self._experts[2][place.expert - block.start]
 
 
 class Piece(NamedTuple):
@@ -183,17 +216,31 @@ class Piece(NamedTuple):
     read: Callable[[], torch.Tensor]
 
 
-def write_dcp(source: Source, forms: dict[str, Form], aliases: dict[str, str], prefix: str, folder: Path) -> None:
+def write_dcp(
+    source: Source,
+    forms: dict[str, Form],
+    folder: Path,
+    prefix: str,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    places: Mapping[str, Place] = MappingProxyType({}),
+) -> None:
     """Write the tensors of `forms`, in their types, as the trainer names them. `aliases`: names that repeat another's
-    values."""
+    values; `places`: of the tensors that are part of a larger one."""
     pieces = []
     for name, form in forms.items():
-        origin = aliases.get(name, name)
+        origin, place = aliases.get(name, name), places.get(name)
         for rows in source.blocks(origin):
+            read = partial(source.read, origin, rows)
             sizes = form.shape if rows is None else (len(rows), *form.shape[1:])
             offsets = [0 if rows is None or i else rows.start for i in range(len(form.shape))]
-            pieces.append(Piece(prefix + name, form, offsets, sizes, partial(source.read, origin, rows)))
-    paths = {prefix + name: (*prefix.strip(".").split("."), name) for name in forms}  # as in a nested dict
+            if place is None:
+                pieces.append(Piece(prefix + name, form, offsets, sizes, read))
+            else:
+                whole = Form(place.shape, form.dtype)
+                start = (place.expert, place.rows.start + offsets[0], offsets[1])
+                pieces.append(Piece(prefix + place.name, whole, start, (1, *sizes), read))
+    names = {piece.name for piece in pieces}
+    paths = {name: (*prefix.strip(".").split("."), name.removeprefix(prefix)) for name in names}  # as in a nested dict
     write_pieces(pieces, folder, paths)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from spiral_mega.checkpoint.conversion import adapters, dcp, megatron
 from spiral_mega.checkpoint.conversion.adapters import Adapter
 from spiral_mega.checkpoint.conversion.sources import Source, digest, whole
-from spiral_mega.checkpoint.names import checkpoint_tensors
+from spiral_mega.checkpoint.names import checkpoint_tensors, expert_places
 from spiral_mega.checkpoint.safetensors_files import read_file
 from spiral_mega.errors import UserError
 from spiral_mega.policy.fsdp.model import materialise
@@ -92,9 +92,11 @@ def _from_folder(folder: Path, dtype: torch.dtype) -> Any:
 def _read_back(folder: Path, to: str, dtype: torch.dtype) -> Any:
     if to == "hf":
         return _from_folder(folder, dtype)
-    if to != "torch_dist":
-        return _from_source(dcp.DcpSource(folder), folder, dtype)
     config = AutoConfig.from_pretrained(folder)
+    if to != "torch_dist":
+        source = dcp.DcpSource(folder)
+        source.part_experts(expert_places(config.model_type, weight_shapes(str(folder))))
+        return _from_source(source, folder, dtype)
     tied = config.get_text_config().tie_word_embeddings
     return _from_source(megatron.MegatronSource(folder, config, weight_shapes(str(folder)), tied=tied), folder, dtype)
 
