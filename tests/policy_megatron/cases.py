@@ -55,6 +55,7 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
     "PP2 x VP2 x CP2": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2}),
     "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
+    "CP2 x TP2": (4, "qwen3", {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": False}),
     "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
     "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
     "DP2 x CP2": (4, "qwen3", {"context_parallel": 2}),
