@@ -255,7 +255,7 @@ class RolloutConfig(Section):
         default=None,
         gt=0,
         description="Engine steps between two exchanges of the ranks, at which sets go to the engine that reads the "
-        "least; null: max_response_tokens / 32, at least 8.",
+        "least; null: max_response_tokens / 64, at least 8.",
     )
 
 

@@ -34,7 +34,7 @@ from spiral_mega.traces import Episode
 log = logging.getLogger(__name__)
 
 REPORT_S = 30.0  # between two lines of progress within a step
-LATENESS = 32  # by default a trace of the longest kind spans so many exchanges
+LATENESS = 64  # by default a trace of the longest kind spans so many exchanges
 LAG = 2  # what an exchange brings is taken up so many exchanges later: how far engines may be apart
 
 

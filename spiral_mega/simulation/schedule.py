@@ -52,11 +52,11 @@ POLICIES = (
     Policy("streaming", quota=None),
     Policy("streaming, problem queue", quota=0.75),
     Policy("streaming, ordered", ordered=True),
-    Policy("streaming, exchange of 128", ordered=True, exchange=128),
-    Policy("the same, two late", ordered=True, exchange=128, lag=2),
+    Policy("streaming, exchange of 64", ordered=True, exchange=64),
+    Policy("the same, two late", ordered=True, exchange=64, lag=2),
     Policy("streaming, routed", ordered=True, route=True),
     Policy("streaming, routed, moving", ordered=True, route=True, move=True),
-    Policy("the same, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
+    Policy("routed, moving, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
 )
 
 
