@@ -13,8 +13,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import _base
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread, main_thread
@@ -24,11 +26,13 @@ from typing import Any, TextIO
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from spiral_mega import distributed
 from spiral_mega.heartbeat import beat, last_beat
 from spiral_mega.runtime import Runtime
 
 EXIT_STATUS = 1
 SHOWN = 8  # ranks in the report, those first that do not wait for others
+LOCKS = (threading.__file__, _base.__file__)  # threads and futures
 _ALARM = "spiral_mega/hang"
 
 
@@ -126,7 +130,12 @@ class _Watch(Thread):
 
 
 def _where(frame: FrameType) -> tuple[str, bool]:
-    """Where a thread is, as file:line (function), and whether that is inside torch.distributed, waiting for others."""
+    """Where a thread is, as file:line (function), and whether it waits for other ranks there.
+
+    That it sits in a lock says nothing: what counts is who waits for the lock.
+    """
+    while frame.f_code.co_filename in LOCKS and frame.f_back is not None:
+        frame = frame.f_back
     code = frame.f_code
-    waits = f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename
+    waits = f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename or code.co_filename == distributed.__file__
     return f"{code.co_filename}:{frame.f_lineno} ({code.co_name})", waits

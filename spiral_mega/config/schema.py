@@ -254,7 +254,7 @@ class RolloutConfig(Section):
     exchange_steps: int | None = Field(
         default=None,
         gt=0,
-        description="Engine steps between two exchanges of the ranks, at which sets go to the engine that reads the "
+        description="Engine steps between two exchanges of the ranks, by which sets go to the engine that reads the "
         "least; null: max_response_tokens / 64, at least 8.",
     )
 

@@ -13,7 +13,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -169,7 +168,6 @@ class _Stream:
         started = reported = time.monotonic()
         done = 0
         with Beside() as beside:
-            news: deque[Future[_News]] = deque()
             while True:
                 limit = self.now + self.pipeline.steps
                 while self.engine.has_unfinished() and self.now < limit:
@@ -183,10 +181,10 @@ class _Stream:
                     log.info(
                         "%d traces sampled in %.0f s, %d in progress", done, reported - started, self._in_progress()
                     )
-                state, ready, mail = self._tell()
-                news.append(beside.submit(self._exchange, state, ready, mail))
-                if len(news) > self.pipeline.lag and not self._take_up(news.popleft().result()):
+                under_way = beside.submit(self._exchange, *self._tell())
+                if under_way > self.pipeline.lag and not self._take_up(beside.wait()):
                     break
+                beat()  # also where nothing is sampled: the others move
         # Every rank has told as often as this one, so the exchanges still under way had an end.
         if self.interrupted:
             raise Interrupted

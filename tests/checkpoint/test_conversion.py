@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from spiral_mega.checkpoint.conversion import convert, sources
+from spiral_mega.checkpoint.conversion import convert, dcp, sources
+from spiral_mega.checkpoint.names import Place, expert_places
 from spiral_mega.checkpoint.safetensors_files import Form, ShardedWriter
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.weights import meta_model
@@ -129,6 +131,39 @@ def test_experts_that_two_ranks_saved_come_apart_with_the_same_bits(trained: Tra
     convert(trained.checkpoint("experts"), tmp_path / "whole", "dcp", verify=True)
     convert(tmp_path / "whole", tmp_path / "again", "hf")
     assert same_files(tmp_path / "model", tmp_path / "again")
+
+
+@pytest.mark.parametrize("to", ["hf", "dcp", "dcp-megatron", "torch_dist"])
+def test_what_a_rank_saved_of_a_layers_experts_is_read_once(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    reads = Counter[tuple[str, int]]()
+    read = dcp.Checkpoint.read
+
+    def counted(self: dcp.Checkpoint, name: str, offsets: Any, sizes: Any) -> torch.Tensor:
+        reads[name, offsets[0]] += ".experts." in name
+        return read(self, name, offsets, sizes)
+
+    monkeypatch.setattr(dcp.Checkpoint, "read", counted)
+    convert(trained.checkpoint("experts"), tmp_path / "model", to)
+    assert sorted(+reads) == [
+        (f"policy.model.model.layers.{layer}.mlp.experts.{each}_proj", first)
+        for layer in (0, 1) for each in ("down", "gate_up") for first in (0, 2)
+    ]  # fmt: skip
+    assert set((+reads).values()) == {1}
+
+
+def test_verification_finds_gate_and_up_in_each_others_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(model_type: str, shapes: Any) -> dict[str, Place]:
+        places = expert_places(model_type, shapes)
+        other = {"gate_proj": "up_proj", "up_proj": "gate_proj", "down_proj": "down_proj"}
+        leaves = {name: name.split(".")[-2] for name in places}
+        return {name: places[name.replace(leaf, other[leaf])] for name, leaf in leaves.items()}
+
+    monkeypatch.setattr(sys.modules[convert.__module__], "expert_places", swapped)
+    origin = save_tiny_model(tmp_path / "origin", "qwen3_moe")
+    with pytest.raises(UserError, match="verif"):
+        convert(origin, tmp_path / "target", "dcp", verify=True)
 
 
 def test_experts_of_another_size_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:

@@ -1,23 +1,23 @@
-"""The trainer, but that its last rank hangs in the step after FAULT_SWITCH appears."""
+"""The trainer, but that its last rank hangs while it samples, once FAULT_SWITCH appears."""
 
 import os
 import time
 from pathlib import Path
-from typing import Any
 
-import spiral_mega.train
 from spiral_mega.cli import app
+from spiral_mega.rollout.engine import Sample
+from spiral_mega.rollout.transformers_engine import TransformersEngine
 
-summarise_batch = spiral_mega.train.batch_metrics
+step = TransformersEngine.step
 
 
-def waits_forever(*arguments: Any) -> dict[str, float]:
+def waits_forever(engine: TransformersEngine) -> list[Sample]:
     last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
     while last and Path(os.environ["FAULT_SWITCH"]).exists():
         time.sleep(0.1)
-    return summarise_batch(*arguments)
+    return step(engine)
 
 
 if __name__ == "__main__":
-    spiral_mega.train.batch_metrics = waits_forever
+    TransformersEngine.step = waits_forever  # type: ignore[method-assign]
     app()

@@ -85,6 +85,8 @@ def _launch(world: int) -> list[dict[str, Any]]:
             "told_after_the_end": ("interruption", {"told": 1, "after": 14, "tasks": 2, "steps": 100}),
             "uneven": ("uneven", {"steps": 2}),
             "uneven, the first late": ("uneven", {"steps": 2, "waits_for": Path(FOLDER.name) / "gone-on"}),
+            "late draws": ("late_draws", {"hesitating": False}),
+            "late draws, hesitating": ("late_draws", {"hesitating": True}),
             "metrics_of_both": ("metrics_of", {"parts": [METRIC_TRACES[:3], METRIC_TRACES[3:]]}),
             "metrics_of_one": ("metrics_of", {"parts": [[], METRIC_TRACES]}),
             "evaluation": ("scripted_evaluation", {"problems": 5, "repeats": 3}),

@@ -1,6 +1,7 @@
 """What the ranks do for the tests of rollouts and evaluation. Runs under torchrun."""
 
 import logging
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,49 @@ def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[
         pipeline = pipeline_of(engine, verifier, config)
         mine = pipeline.run(UNEVEN, aggregates=True)
     return {"asked": {request.key: len(request.prompt_ids) for request in engine.requests}, "episodes": mine}
+
+
+class Hesitates(ScriptedEngine):
+    """Takes a time of its own for each step."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(first_come)
+        self.times = random.Random(rank)
+
+    def step(self) -> list[Sample]:
+        time.sleep(self.times.choice([0.0, 0.001, 0.02]))
+        return super().step()
+
+
+class LateDraws:
+    """A feed that holds five tasks in progress, and has enough when four count, whatever is under way."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.tasks, self.drawn, self.settled = tasks, 0, dict[int, bool]()
+        self.told: list[list[int]] = []
+
+    def settle(self, episode: Episode) -> bool:
+        return int(episode.problem.id[1:]) % 3 != 0
+
+    def next(self, settled: dict[int, bool]) -> list[Task] | None:
+        self.settled |= settled
+        self.told.append(sorted(settled))
+        if sum(self.settled.values()) >= 4:
+            return None
+        count = min(5 - (self.drawn - len(self.settled)), len(self.tasks) - self.drawn)
+        self.drawn += count
+        return self.tasks[self.drawn - count : self.drawn]
+
+
+def late_draws(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
+    """A stream of tasks that are drawn as others settle, and given up when enough count."""
+    engine = Hesitates(runtime.rank) if hesitating else ScriptedEngine(first_come)
+    engine.replica = make_replica(runtime, 1)
+    feed = LateDraws([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
+    with Verifier(5.0, 1, ("exact",)) as verifier:
+        pipeline = pipeline_of(engine, verifier, settings(rollout={"exchange_steps": 2, "max_context_tokens": 128}))
+        mine = pipeline.stream(feed, aggregates=True)
+    return {"episodes": mine, "told": feed.told, "events": engine.events, "left": engine.has_unfinished()}
 
 
 def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:

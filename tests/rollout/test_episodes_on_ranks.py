@@ -106,6 +106,19 @@ def test_an_engine_goes_on_while_another_is_late_and_what_is_sampled_where_stays
     assert of_ranks(2, "uneven, the first late") == of_ranks(2, "uneven")
 
 
+def test_what_is_drawn_and_given_up_follows_from_the_work_and_not_from_the_clock():
+    ranks = of_ranks(2, "late draws")
+    assert of_ranks(2, "late draws, hesitating") == ranks
+    assert ranks[0]["told"] == ranks[1]["told"]
+    settled = [index for told in ranks[0]["told"] for index in told]
+    assert sum(index % 3 != 0 for index in settled) >= 4
+    whole = {index for rank in ranks for index, _ in rank["episodes"]}
+    assert set(settled) <= whole
+    assert len(ranks[0]["told"]) > 2, "all was drawn at once: nothing was tested"
+    assert not any(rank["left"] for rank in ranks)
+    assert any(kind == "abort" for rank in ranks for kind, _ in rank["events"])
+
+
 def test_searches_and_answers_of_one_episode_use_different_randomness(alone):
     """An aggregation that drew the search's uniforms again would not be a new sample."""
     for episode in alone["episodes"].values():

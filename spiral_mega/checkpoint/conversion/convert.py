@@ -138,9 +138,9 @@ def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Model
             )
         return _adapted(adapters.read_trained(source, trained["lora"], origin, adapter), name, origin, tokenizer)
     folder = _base_folder(name, origin)
-    shapes, _, config = _expected(folder)
+    shapes, tied, config = _expected(folder)
     source.part_experts(expert_places(config.model_type, shapes))
-    _check(source, origin, folder)
+    check_tensors(source.forms, shapes, {HEAD} if tied else set(), origin, folder)
     return Model(source, folder, tokenizer=tokenizer)
 
 

@@ -165,7 +165,7 @@ class DcpSource:
         self.forms = {name: Form(m.size, m.properties.dtype) for name, m in stored.items()}
         self._rows = {n: self._checkpoint.row_ranges(self._prefix + n) for n, form in self.forms.items() if form.shape}
         self._places: dict[str, Place] = {}
-        self._experts: tuple[str, range, torch.Tensor] | None = None  # those last read
+        self._experts: dict[str, tuple[str, range, torch.Tensor]] = {}  # those last read, by projection
 
     def part_experts(self, places: dict[str, Place]) -> None:
         """Give each expert's projections apart, those of `places`. Raises UserError where a shape is another."""
@@ -198,12 +198,13 @@ class DcpSource:
     def _expert(self, place: Place) -> torch.Tensor:
         """The matrix of an expert; those that were saved with it are kept until others are read."""
         (block,) = [each for each in self._rows[place.name] if place.expert in each]
-        if self._experts is None or self._experts[:2] != (place.name, block):
-            self._experts = None  # before the next are read
+        projection = place.name.rpartition(".")[2]
+        if self._experts.get(projection, ())[:2] != (place.name, block):
+            self._experts.pop(projection, None)  # before the next are read
             sizes = (len(block), *place.shape[1:])
             matrices = self._checkpoint.read(self._prefix + place.name, (block.start, 0, 0), sizes)
-            self._experts = place.name, block, matrices
-        return self._experts[2][place.expert - block.start]
+            self._experts[projection] = place.name, block, matrices
+        return self._experts[projection][2][place.expert - block.start]
 
 
 class Piece(NamedTuple):
@@ -239,7 +240,7 @@ def write_dcp(
                 whole = Form(place.shape, form.dtype)
                 start = (place.expert, place.rows.start + offsets[0], offsets[1])
                 pieces.append(Piece(prefix + place.name, whole, start, (1, *sizes), read))
-    names = {piece.name for piece in pieces}
+    names = dict.fromkeys(piece.name for piece in pieces)
     paths = {name: (*prefix.strip(".").split("."), name.removeprefix(prefix)) for name in names}  # as in a nested dict
     write_pieces(pieces, folder, paths)
 

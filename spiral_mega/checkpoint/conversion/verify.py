@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from spiral_mega.checkpoint.conversion import adapters, dcp, megatron
 from spiral_mega.checkpoint.conversion.adapters import Adapter
 from spiral_mega.checkpoint.conversion.sources import Source, digest, whole
-from spiral_mega.checkpoint.names import checkpoint_tensors, expert_places
+from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.checkpoint.safetensors_files import read_file
 from spiral_mega.errors import UserError
 from spiral_mega.policy.fsdp.model import materialise
@@ -94,9 +95,7 @@ def _read_back(folder: Path, to: str, dtype: torch.dtype) -> Any:
         return _from_folder(folder, dtype)
     config = AutoConfig.from_pretrained(folder)
     if to != "torch_dist":
-        source = dcp.DcpSource(folder)
-        source.part_experts(expert_places(config.model_type, weight_shapes(str(folder))))
-        return _from_source(source, folder, dtype)
+        return _from_source(dcp.DcpSource(folder), folder, dtype)
     tied = config.get_text_config().tie_word_embeddings
     return _from_source(megatron.MegatronSource(folder, config, weight_shapes(str(folder)), tied=tied), folder, dtype)
 
@@ -110,11 +109,14 @@ def _from_source(source: Source, folder: Path, dtype: torch.dtype) -> Any:
         text.tie_word_embeddings = False
     materialise(model, torch.device("cpu"))
     model.tie_weights()
-    parameters = ((name, each.data) for name, each in model.named_parameters())
-    for name, tensor in checkpoint_tensors(model.config.model_type, parameters):
-        if name not in source.forms:
-            raise UserError(f"verification failed: no {name}")
-        tensor.copy_(whole(source, name))
+    for own, parameter in model.named_parameters():
+        named: Iterable[tuple[str, torch.Tensor]] = [(own, parameter.data)]
+        if own not in source.forms:
+            named = checkpoint_tensors(model.config.model_type, named)
+        for name, tensor in named:
+            if name not in source.forms:
+                raise UserError(f"verification failed: no {name}")
+            tensor.copy_(whole(source, name))
     return model
 
 
