@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from spiral_mega.config import Config
 from spiral_mega.distributed import gather_objects, max_over_ranks, sum_over_ranks
+from spiral_mega.ending import without_teardown
 from spiral_mega.prompts import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
@@ -169,4 +170,5 @@ def _task(index: int) -> Task:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with without_teardown():
+        typer.run(main)

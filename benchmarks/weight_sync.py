@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from spiral_mega.config import Config
 from spiral_mega.distributed import gather_objects, max_over_ranks
+from spiral_mega.ending import without_teardown
 from spiral_mega.policy import Policy, build_policy
 from spiral_mega.rollout.weights import weight_shapes
 from spiral_mega.runtime import start_runtime
@@ -128,4 +129,5 @@ def _memory(way: Callable[[], Any]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    with without_teardown():
+        typer.run(main)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from spiral_mega.distributed import gather_objects
+from spiral_mega.ending import without_teardown
 from spiral_mega.errors import UserError
 from spiral_mega.runtime import Runtime, start_runtime
 
@@ -219,4 +220,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with without_teardown():
+        sys.exit(main())

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from spiral_mega.cli import app
+from spiral_mega.__main__ import main
 from spiral_mega.rollout.engine import Sample
 from spiral_mega.rollout.transformers_engine import TransformersEngine
 
@@ -20,4 +20,4 @@ def waits_forever(engine: TransformersEngine) -> list[Sample]:
 
 if __name__ == "__main__":
     TransformersEngine.step = waits_forever  # type: ignore[method-assign]
-    app()
+    main()

@@ -85,6 +85,6 @@ def _patch_megatron() -> None:
 
 if __name__ == "__main__":
     install()
-    from spiral_mega.cli import app
+    from spiral_mega.__main__ import main
 
-    app()
+    main()

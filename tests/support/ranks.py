@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from spiral_mega.ending import without_teardown
 from spiral_mega.runtime import start_runtime
 
 ROOT = Path(__file__).parents[2]
@@ -68,4 +69,5 @@ def _rank_main(function: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _rank_main(sys.argv[1], Path(sys.argv[2]))
+    with without_teardown():
+        _rank_main(sys.argv[1], Path(sys.argv[2]))
