@@ -4,8 +4,9 @@
     python -m benchmarks.step_vs_trl --trl-python /tmp/trl/bin/python
 
 A random Qwen3 of 2.9 M parameters in float32. Both sample, reward each response by the parity of its words, and make
-one update with AdamW; they run in turns, each in a process of its own. Counted is the CPU time of the process and its
-children over whole steps after the first.
+one update with AdamW; they run in turns, each in a process of its own. TRL trains on the step's 96 responses in one
+piece, its plain form, and on 12 at a time, which suits the processor's caches better; ours on pieces of a tree's tokens
+that do. Counted is the CPU time of the process and its children over whole steps after the first.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ import psutil
 PROMPTS, SAMPLES, TOKENS, PROMPT_TOKENS = 8, 12, 128, 32
 VOCABULARY = 2048
 TOKENIZER = "configs/demo/model"
+OURS, WHOLE, PARTS = "ours", "TRL, 96 at a time", "TRL, 12 at a time"
 
 
 def main(trl_python: str, turns: int, steps: int) -> None:
-    found: dict[str, list[float]] = {"ours": [], "TRL": []}
+    found: dict[str, list[float]] = {OURS: [], WHOLE: [], PARTS: []}
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "benchmarks.step_vs_trl", "--model", folder], check=True)
         for turn in range(turns):
             for name in sorted(found, reverse=bool(turn % 2)):
-                python = sys.executable if name == "ours" else trl_python
+                python = sys.executable if name == OURS else trl_python
                 found[name].append(_child(python, name, folder, steps))
                 print(f"{name}: {found[name][-1]:.2f} CPU-s a step", flush=True)
     medians = {name: median(each) for name, each in found.items()}
-    print(
-        f"medians of {turns}: ours {medians['ours']:.2f}, TRL {medians['TRL']:.2f} CPU-s a step, ratio "
-        f"{medians['TRL'] / medians['ours']:.2f}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    )
+    print(f"medians of {turns} on {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}:")
+    for name, seconds in medians.items():
+        print(f"  {name}: {seconds:.2f} CPU-s a step, {seconds / medians[OURS]:.2f} of ours")
 
 
 def _child(python: str, name: str, folder: str, steps: int) -> float:
@@ -108,7 +109,7 @@ def ours(folder: str, steps: int) -> float:
             "prompts": {"instruction": ""},
             "rollout": {"max_response_tokens": TOKENS, "max_context_tokens": 256, "max_batch": 96},
             "algorithm": {"objective": "grpo", "search_traces": SAMPLES},
-            "policy": {"microbatch_tokens": 16384},
+            "policy": {"microbatch_tokens": 6400},
             "optimizer": {"lr": 1e-5},
             "batch": {"problems": PROMPTS, "dynamic_sampling": False},
             "rewards": {"workers": 1},
@@ -125,7 +126,7 @@ def ours(folder: str, steps: int) -> float:
     return sum(spent[1:]) / steps
 
 
-def trl(folder: str, steps: int) -> float:
+def trl(folder: str, steps: int, at_a_time: int) -> float:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -143,7 +144,8 @@ def trl(folder: str, steps: int) -> float:
     arguments = GRPOConfig(
         output_dir=f"{folder}/trl",
         max_steps=steps + 1,
-        per_device_train_batch_size=PROMPTS * SAMPLES,
+        per_device_train_batch_size=at_a_time,
+        gradient_accumulation_steps=PROMPTS * SAMPLES // at_a_time,
         num_generations=SAMPLES,
         max_completion_length=TOKENS,
         generation_kwargs={"min_new_tokens": TOKENS},
@@ -173,8 +175,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--model"]:
         save_model(sys.argv[2])
     elif sys.argv[1:2] == ["--child"]:
-        print(json.dumps({"cpu": {"ours": ours, "TRL": trl}[sys.argv[2]](sys.argv[3], int(sys.argv[4]))}))
+        name, folder, steps = sys.argv[2], sys.argv[3], int(sys.argv[4])
+        at_a_time = {WHOLE: PROMPTS * SAMPLES, PARTS: 12}
+        print(json.dumps({"cpu": ours(folder, steps) if name == OURS else trl(folder, steps, at_a_time[name])}))
     elif sys.argv[1:2] == ["--trl-python"]:
-        main(sys.argv[2], turns=3, steps=2)
+        main(sys.argv[2], turns=5, steps=2)
     else:
         sys.exit(__doc__)
