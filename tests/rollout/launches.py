@@ -77,6 +77,10 @@ def _launch(world: int) -> list[dict[str, Any]]:
         case: ("collect", {"num_problems": count, "share": share, "batch": batch, "steps": STEPS})
         for case, (count, share, batch) in CASES.items()
     }
+    jobs |= {
+        "late draws": ("late_draws", {"hesitating": False}),
+        "late draws, hesitating": ("late_draws", {"hesitating": True}),
+    }
     if world == 2:
         jobs |= {
             "episodes": ("episodes", {"config": real_config(), "problems": PROBLEMS}),
@@ -85,8 +89,6 @@ def _launch(world: int) -> list[dict[str, Any]]:
             "told_after_the_end": ("interruption", {"told": 1, "after": 14, "tasks": 2, "steps": 100}),
             "uneven": ("uneven", {"steps": 2}),
             "uneven, the first late": ("uneven", {"steps": 2, "waits_for": Path(FOLDER.name) / "gone-on"}),
-            "late draws": ("late_draws", {"hesitating": False}),
-            "late draws, hesitating": ("late_draws", {"hesitating": True}),
             "metrics_of_both": ("metrics_of", {"parts": [METRIC_TRACES[:3], METRIC_TRACES[3:]]}),
             "metrics_of_one": ("metrics_of", {"parts": [[], METRIC_TRACES]}),
             "evaluation": ("scripted_evaluation", {"problems": 5, "repeats": 3}),

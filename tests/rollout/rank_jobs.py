@@ -147,9 +147,9 @@ class LateDraws:
 
 
 def late_draws(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
-    """A stream of tasks that are drawn as others settle, and given up when enough count."""
+    """A stream of tasks on two engines, that are drawn as others settle, and given up when enough count."""
     engine = Hesitates(runtime.rank) if hesitating else ScriptedEngine(first_come)
-    engine.replica = make_replica(runtime, 1)
+    engine.replica = make_replica(runtime, runtime.world_size // 2)
     feed = LateDraws([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
     with Verifier(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, settings(rollout={"exchange_steps": 2, "max_context_tokens": 128}))

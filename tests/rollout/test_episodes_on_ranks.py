@@ -119,6 +119,15 @@ def test_what_is_drawn_and_given_up_follows_from_the_work_and_not_from_the_clock
     assert any(kind == "abort" for rank in ranks for kind, _ in rank["events"])
 
 
+def test_ranks_that_share_an_engine_give_it_the_same_in_the_same_order():
+    """They would wait for one another without end otherwise."""
+    ranks = of_ranks(4, "late draws, hesitating")
+    assert of_ranks(4, "late draws") == ranks
+    assert [ranks[0], ranks[2]] == of_ranks(2, "late draws"), "an engine's ranks count as one"
+    for leader, other in (ranks[:2], ranks[2:]):
+        assert other == leader | {"episodes": []}
+
+
 def test_searches_and_answers_of_one_episode_use_different_randomness(alone):
     """An aggregation that drew the search's uniforms again would not be a new sample."""
     for episode in alone["episodes"].values():
