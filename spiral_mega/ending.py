@@ -20,8 +20,8 @@ def without_teardown() -> Iterator[None]:
     status = 1  # of any other exception, whose traceback Python prints before its exit handlers
 
     def end() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed before the start
+            stream.flush()  # should this fail, Python goes on to end as it does of its own
         os._exit(status)
 
     atexit.register(end)

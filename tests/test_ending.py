@@ -1,6 +1,7 @@
 """A process that ends by `without_teardown` keeps its status and its exit handlers, and cannot be aborted by gloo."""
 
 import atexit
+import os
 import subprocess
 import sys
 import time
@@ -61,3 +62,13 @@ def test_a_process_ends_with_its_status_its_handlers_and_all_that_it_printed(las
     assert (done.returncode, done.stdout) == (status, "main\nhandler\n")
     assert error in done.stderr
     assert bool(error) == bool(done.stderr)
+
+
+@pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 120)])
+def test_output_that_goes_nowhere_ends_as_python_ends_by_itself(output, status):
+    done = subprocess.run(
+        f'"$PYTHON" -c "$SCRIPT" {output}', shell=True, capture_output=True, text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "", "PYTHON": sys.executable, "SCRIPT": SCRIPT.format("pass")},
+    )  # fmt: skip
+    assert done.returncode == status
+    assert bool(status) == ("No space left" in done.stderr)
