@@ -1,6 +1,5 @@
 """Run a function on several ranks, started by torchrun as a user would start them."""
 
-import importlib
 import os
 import signal
 import subprocess
@@ -11,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from spiral_mega.ending import without_teardown
-from spiral_mega.runtime import start_runtime
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +24,7 @@ def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s
         folder = Path(name)
         torch.save(argument, folder / "argument.pt")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-        command += ["-m", "tests.support.ranks", function, name]
+        command += ["-m", "tests.support.rank_main", function, name]
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
         environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with open(folder / "output", "w+") as output:
@@ -57,17 +53,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _rank_main(function: str, folder: Path) -> None:
-    module, _, name = function.partition(":")
-    argument = torch.load(folder / "argument.pt", weights_only=False)
-    call = getattr(importlib.import_module(module), name)
-    with start_runtime(timeout_minutes=5.0) as runtime:
-        result = call(runtime, argument)
-        torch.save(result, folder / f"result{runtime.rank}.pt")
-
-
-if __name__ == "__main__":
-    with without_teardown():
-        _rank_main(sys.argv[1], Path(sys.argv[2]))
