@@ -100,6 +100,7 @@ class VllmEngine:
                 max_lora_rank=min(rank for rank in LORA_RANKS if rank >= (self._lora.rank if self._lora else 0)),
                 **runtime.vllm_options(sleep=rollout.sleep),
             )
+        _forget_names(replica)
         self._engine = self._llm.llm_engine
         # It warns at every load that rotary embeddings, which have no weights, got none; `checked_weights` is stricter.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
@@ -243,3 +244,14 @@ def contained(runtime: Runtime) -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+
+
+def _forget_names(replica: Replica) -> None:
+    """Take the names off the memory by which the ranks of an engine talk in vLLM's CPU build; all have joined by now.
+
+    They tell nothing but the ranks, and vLLM takes them off in Python's teardown alone: left by a process that ended
+    without one, killed or not, they would keep the next run on this machine from starting.
+    """
+    ranks = "-".join(map(str, replica.ranks(replica.index)))
+    for path in Path(SHARED_MEMORY).glob(f"*-[[]{ranks}[]]-cpushm_*") if SHARED_MEMORY else ():
+        path.unlink(missing_ok=True)

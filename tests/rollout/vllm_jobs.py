@@ -209,7 +209,7 @@ def growth(sync: WeightSync, engine: RolloutEngine) -> dict[str, float]:
 
 
 def process_state() -> dict[str, Any]:
-    """What an engine must leave as it was: launcher's variables, random states, threads."""
+    """What an engine must leave as it was: launcher's variables, random states, threads, names of shared memory."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -222,4 +222,10 @@ def process_state() -> dict[str, Any]:
         "torch": torch.get_rng_state().tolist(),
         "threads": threads,
         "settable": settable,
+        # Python's own (psm_...) is watched by a process of its own, which takes the name off whatever happens.
+        "named memory": [
+            line
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "/dev/shm/" in line and "/psm_" not in line and not line.endswith("(deleted)")
+        ],
     }
