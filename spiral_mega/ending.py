@@ -15,7 +15,8 @@ def without_teardown() -> Iterator[None]:
 
     A thread of gloo's may let go of a tensor a little later than the call it served returns. Once Python is being torn
     down, that ends the thread in the midst of C++ code, which aborts the process (pytorch/pytorch#190489): a run that
-    had finished would count as failed. Exit handlers run last come first: enter this before others are registered.
+    had finished would count as failed. Exit handlers run last come first, so those registered before this are not
+    reached: enter it before modules are imported that register some which matter.
     """
     status = 1  # of any other exception, whose traceback Python prints before its exit handlers
 
