@@ -109,7 +109,7 @@ def ours(folder: str, steps: int) -> float:
             "prompts": {"instruction": ""},
             "rollout": {"max_response_tokens": TOKENS, "max_context_tokens": 256, "max_batch": 96},
             "algorithm": {"objective": "grpo", "search_traces": SAMPLES},
-            "policy": {"microbatch_tokens": 6400},
+            "policy": {"microbatch_tokens": 1600},
             "optimizer": {"lr": 1e-5},
             "batch": {"problems": PROMPTS, "dynamic_sampling": False},
             "rewards": {"workers": 1},

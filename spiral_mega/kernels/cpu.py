@@ -9,6 +9,7 @@ from spiral_mega.kernels.logits import Logits, Statistics, Upstream, accumulator
 
 TILE_ELEMENTS = 2**21  # 8 MiB in float32: two fit in a last-level cache, and products of this size run at full speed
 TILE_ROWS = 4096
+KEPT_ELEMENTS = 2**24  # of logits: up to here, 64 MiB, they are kept for the backward pass and not multiplied again
 LOG_OF_ZERO = -1000.0  # exp of it is 0 in any type; unlike -inf, 0 times it is 0
 
 
@@ -34,10 +35,10 @@ class _Scratch:
         self._wide = [input.new_empty(size, dtype=wide) for _ in range(2)]
         self._narrow = input.new_empty(size) if input.dtype != wide else None
 
-    def logits(self, tile: Logits) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tile's logits [t, v] and a buffer of the same form."""
+    def computed(self, tile: Logits) -> torch.Tensor:
+        """The tile's logits [t, v], in the memory that keeps them if there is some."""
         rows, columns = tile.shape
-        values, other = (buffer[: rows * columns].view(rows, columns) for buffer in self._wide)
+        values = self.buffers(tile)[0] if tile.kept is None else tile.kept
         (x, w), *others = tile.terms
         if self._narrow is None:
             torch.mm(x, w.T, out=values)
@@ -51,7 +52,13 @@ class _Scratch:
             values.div_(tile.softcap).tanh_().mul_(tile.softcap)
         if tile.temperature != 1.0:
             values.div_(tile.temperature)
-        return values, other
+        return values
+
+    def buffers(self, tile: Logits) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two of the tile's form. Logits that nothing keeps are in the first."""
+        rows, columns = tile.shape
+        first, second = (buffer[: rows * columns].view(rows, columns) for buffer in self._wide)
+        return first, second
 
     def narrowed(self, values: torch.Tensor) -> torch.Tensor:
         return values if self._narrow is None else self._narrow[: values.numel()].view(values.shape).copy_(values)
@@ -72,17 +79,19 @@ def statistics(logits: Logits, targets: torch.Tensor, with_dot: bool) -> Statist
     for columns in tiles.over_columns(num_columns):
         strip = logits.columns(columns)
         for rows in tiles.over_rows(num_rows):
-            values, exponentials = scratch.logits(strip.rows(rows))
+            tile = strip.rows(rows)
+            values, (shifted, exponentials) = scratch.computed(tile), scratch.buffers(tile)
             so_far = Statistics(*(each[rows] for each in result))
             held, index = _held(targets[rows] - columns.start, values)
             so_far.target[held] = values[held, index]
             maximum = torch.maximum(so_far.max, values.amax(1))
             _, total, dot, _ = so_far.relative_to(maximum)
-            torch.exp(values.sub_(maximum[:, None]), out=exponentials)
+            torch.sub(values, maximum[:, None], out=shifted)
+            torch.exp(shifted, out=exponentials)
             so_far.sum.copy_(total + exponentials.sum(1))
             if with_dot:
                 # A token of probability 0 adds nothing; as 0 * -inf it would add NaN, which the sum leaves out.
-                so_far.dot.copy_(dot + exponentials.mul_(values).nansum(1))
+                so_far.dot.copy_(dot + exponentials.mul_(shifted).nansum(1))
             so_far.max.copy_(maximum)
     return result
 
@@ -92,15 +101,17 @@ def add_gradients(gradients: Gradients, logits: Logits, upstream: Upstream) -> N
     scratch = _Scratch(logits, tiles)
 
     def tile_gradient(tile: Logits, upstream: Upstream) -> torch.Tensor:
-        values, other = scratch.logits(tile)
+        values, (shifted, other) = tile.kept, scratch.buffers(tile)
+        if values is None:
+            values = scratch.computed(tile)
         slope = None if tile.softcap is None else 1 - (values * (tile.temperature / tile.softcap)).square_()
-        values.sub_(upstream.logsumexp[:, None])
+        torch.sub(values, upstream.logsumexp[:, None], out=shifted)
         if upstream.of_entropy is None:
-            gradient = values.exp_().mul_(upstream.of_softmax[:, None])
+            gradient = shifted.exp_().mul_(upstream.of_softmax[:, None])
         else:
-            torch.exp(values, out=other)
-            values.clamp_(min=LOG_OF_ZERO).mul_(-upstream.of_entropy[:, None])
-            gradient = values.add_(upstream.of_softmax[:, None]).mul_(other)
+            torch.exp(shifted, out=other)
+            shifted.clamp_(min=LOG_OF_ZERO).mul_(-upstream.of_entropy[:, None])
+            gradient = shifted.add_(upstream.of_softmax[:, None]).mul_(other)
         held, index = _held(upstream.targets, gradient)
         gradient[held, index] += upstream.of_target[held]
         if slope is not None:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from spiral_mega.kernels import cpu, reference, vocab_parallel
 from spiral_mega.kernels.gradients import allocate
-from spiral_mega.kernels.logits import LinearLogprob, Logits, Term, Upstream
+from spiral_mega.kernels.logits import LinearLogprob, Logits, Term, Upstream, accumulator
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 PLAIN_ELEMENTS = 2**20  # of logits and of weight: up to here whole ones cost less than the bookkeeping of tiles
@@ -69,8 +69,9 @@ def linear_logprob(
     if name == "reference":
         return reference.linear_logprob(logits, targets, with_entropy)
     tensors = [tensor for term in logits.terms for tensor in term]
+    grad = torch.is_grad_enabled()
     outputs = _LinearLogprob.apply(  # type: ignore[no-untyped-call]
-        _module(name), logits, targets - start, with_entropy, vocab_parallel_group, logits.bias, *tensors
+        _module(name), logits, targets - start, with_entropy, vocab_parallel_group, grad, logits.bias, *tensors
     )
     return LinearLogprob(*outputs)
 
@@ -138,29 +139,33 @@ class _LinearLogprob(torch.autograd.Function):
         targets: torch.Tensor,
         with_entropy: bool,
         group: dist.ProcessGroup | None,
+        grad: bool,
         bias: torch.Tensor | None,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        statistics = backend.statistics(_operands(backend, logits), targets, with_entropy)
+        logits = _operands(backend, logits)
+        if grad and any(ctx.needs_input_grad) and math.prod(logits.shape) <= backend.KEPT_ELEMENTS:
+            logits = replace(logits, kept=targets.new_empty(logits.shape, dtype=accumulator(tensors[0].dtype)))
+        statistics = backend.statistics(logits, targets, with_entropy)
         if group is not None:
             statistics = vocab_parallel.merge(statistics, group)
         outputs = statistics.outputs(with_entropy)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(targets, outputs.logsumexp, outputs.entropy, bias, *tensors)
+        ctx.save_for_backward(targets, outputs.logsumexp, outputs.entropy, logits.kept, bias, *tensors)
         ctx.backend, ctx.temperature, ctx.softcap, ctx.group = backend, logits.temperature, logits.softcap, group
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream_gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        targets, logsumexp, entropy, bias, *tensors = ctx.saved_tensors
+        targets, logsumexp, entropy, kept, bias, *tensors = ctx.saved_tensors
         terms = tuple(Term(x, w) for x, w in zip(tensors[::2], tensors[1::2], strict=True))
-        logits = _operands(ctx.backend, Logits(terms, bias, ctx.temperature, ctx.softcap))
+        logits = _operands(ctx.backend, Logits(terms, bias, ctx.temperature, ctx.softcap, kept))
         upstream = _upstream(targets, logsumexp, entropy, ctx.temperature, *upstream_gradients)
         rows = upstream.nonzero_rows()
         if skipping := len(rows) < len(targets):
             logits, upstream = logits.rows(rows), upstream.rows(rows)
-        bias_needed, *needed = ctx.needs_input_grad[5:]
+        bias_needed, *needed = ctx.needs_input_grad[6:]
         gradients = allocate(logits, needed[::2], needed[1::2], bias_needed)
         ctx.backend.add_gradients(gradients, logits, upstream)
         if ctx.group is not None:
@@ -171,7 +176,7 @@ class _LinearLogprob(torch.autograd.Function):
                 of_input = of_input.to(x.dtype)
                 of_input = torch.zeros_like(x).index_copy_(0, rows, of_input) if skipping else of_input
             of_tensors += [of_input, of_weight]
-        return None, None, None, None, None, gradients.bias, *of_tensors
+        return None, None, None, None, None, None, gradients.bias, *of_tensors
 
 
 def _operands(backend: ModuleType, logits: Logits) -> Logits:

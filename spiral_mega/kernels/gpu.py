@@ -16,6 +16,7 @@ from spiral_mega.kernels.gradients import Gradients, Tiling, accumulate
 from spiral_mega.kernels.logits import Logits, Statistics, Upstream
 from spiral_mega.kernels.triton_kernels import gradient_kernel, statistics_kernel
 
+KEPT_ELEMENTS = 0  # logits do not leave the registers, so there are none to keep
 STRIP_ELEMENTS = 2**26  # of the gradient at a time: 128 MiB in bfloat16, wide enough for products at full speed
 ROW_GROUP = 8  # blocks of rows that go through the vocabulary together, so that L2 serves both operands
 

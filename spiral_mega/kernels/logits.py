@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -27,13 +27,15 @@ class Term(NamedTuple):
 class Logits:
     """logits [T, V] = softcap * tanh((sum of input @ weight^T over `terms` + bias) / softcap) / temperature.
 
-    Without `softcap` the sum itself over temperature. This only names them; a tile is what gets computed.
+    Without `softcap` the sum itself over temperature. This only names them; a tile is what gets computed. `kept`: where
+    the forward pass leaves them for the backward pass, in the type of accumulators, if they are few.
     """
 
     terms: tuple[Term, ...]
     bias: torch.Tensor | None
     temperature: float
     softcap: float | None
+    kept: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,13 +43,14 @@ class Logits:
         return len(input), len(weight)
 
     def rows(self, rows: slice | torch.Tensor) -> Logits:
-        return Logits(tuple(Term(x[rows], w) for x, w in self.terms), self.bias, self.temperature, self.softcap)
+        terms = tuple(Term(x[rows], w) for x, w in self.terms)
+        return replace(self, terms=terms, kept=None if self.kept is None else self.kept[rows])
 
     def columns(self, columns: slice) -> Logits:
         """Some vocabulary entries; their weights in the type of the inputs, which may be wider."""
         terms = tuple(Term(x, w[columns].to(x.dtype)) for x, w in self.terms)
         bias = None if self.bias is None else self.bias[columns]
-        return Logits(terms, bias, self.temperature, self.softcap)
+        return replace(self, terms=terms, bias=bias, kept=None if self.kept is None else self.kept[:, columns])
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -57,7 +57,7 @@ def tree_attention(
     if dropout or attention_mask is not None or not getattr(module, "is_causal", True):
         raise ValueError("tree attention is causal along each path: no dropout, mask, or attention in both directions")
     form = ScoreForm(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     return backend(q, k, v, s_aux, tree, form)[None], None
 
 

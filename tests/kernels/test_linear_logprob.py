@@ -19,6 +19,7 @@ from tests.kernels.cases import (
     Case,
     arguments,
     computed,
+    leaves,
     options,
     plain_logits,
     rms_errors,
@@ -29,9 +30,10 @@ from tests.kernels.cases import (
 BACKENDS = ["reference", "cpu"]
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tiles each way, the last ones ragged."""
+@pytest.fixture(params=[cpu.KEPT_ELEMENTS, 0], ids=["kept", "computed again"])
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tiles each way, the last ones ragged; logits that are kept for the backward pass, and that are not."""
+    monkeypatch.setattr(cpu, "KEPT_ELEMENTS", request.param)
     monkeypatch.setattr(cpu, "TILE_ROWS", 24)
     monkeypatch.setattr(cpu, "TILE_ELEMENTS", 24 * 100)
 
@@ -190,12 +192,43 @@ class _LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_the_logits_are_never_whole() -> None:
+def test_the_logits_are_never_whole_where_they_are_many() -> None:
     case = Case(2048, 16, 16_384)
     tensors = case.tensors()
     with _LargestTensor() as watch:
         computed(tensors, case)
     assert watch.elements <= cpu.TILE_ELEMENTS < case.T * case.V / 10
+
+
+def test_a_few_logits_are_kept_for_a_backward_pass_that_is_to_come_and_only_then() -> None:
+    case = Case(2048, 16, cpu.KEPT_ELEMENTS // 2048)
+    tensors = case.tensors()
+    largest = {}
+    for name in ("gradient", "no gradient asked for", "no_grad"):
+        given = arguments(leaves(tensors) if name != "no gradient asked for" else tensors)
+        with _LargestTensor() as watch, torch.set_grad_enabled(name != "no_grad"):
+            linear_logprob(**given)
+        largest[name] = watch.elements
+    few = cpu.TILE_ELEMENTS
+    assert largest == {"gradient": case.T * case.V, "no gradient asked for": few, "no_grad": few}
+
+
+def test_kept_logits_give_the_same_bits_as_those_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = replace(RAGGED["adapter"], softcap=5.0, temperature=1.3)
+    found = []
+    for elements in (cpu.KEPT_ELEMENTS, 0):
+        monkeypatch.setattr(cpu, "KEPT_ELEMENTS", elements)
+        found.append(computed(case.tensors(), case, backend="cpu"))
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_a_graph_that_is_retained_gives_the_same_gradients_again() -> None:
+    case = RAGGED["adapter"]
+    tensors = leaves(case.tensors())
+    loss = linear_logprob(**arguments(tensors), backend="cpu").logprob.sum()
+    inputs = [tensors[name] for name in INPUTS if name in tensors]
+    first, second = (torch.autograd.grad(loss, inputs, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.usefixtures("small_tiles")
