@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.rollout_streaming
 
-A random model of a few layers, whose responses end by chance, after 71 tokens (the vocabulary) on average: geometric
-lengths, with the long tail of real traces. Both ways sample the same traces (checked); they run in turns, and the
-figures are medians of the turns.
+A random model of a few layers, whose responses end by chance, after about 280 tokens (the vocabulary) on average:
+geometric lengths, with the long tail of real traces. Both ways sample the same traces (checked); they run in turns, and
+the figures are medians of the turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Episodes = list[tuple[int, Episode]]
 
 def main(
     problems: Annotated[int, typer.Option(help="problems of a step, over all ranks")] = 8,
-    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 512,
+    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 2048,
     turns: Annotated[int, typer.Option(help="runs of each way; figures are their medians")] = 5,
 ) -> None:
     """Time a SPIRAL rollout step, with and without a barrier between search and aggregation."""
@@ -137,11 +137,12 @@ def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarra
 
 
 def _config(folder: Path, longest: int) -> Config:
-    """The paper's shape on a random model with the demo's tokenizer, a token a word."""
+    """The paper's shape on a random model with the demo's tokenizer, a token a word; of its vocabulary a quarter has
+    words, so that a trace is four times as long as it reads."""
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     torch.manual_seed(0)
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": len(tokenizer), "tie_word_embeddings": False}
+    shape |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4 * len(tokenizer), "tie_word_embeddings": False}
     model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
     model.save_pretrained(folder)  # on the first rank: transformers writes on no other
     tokenizer.save_pretrained(folder)
@@ -156,7 +157,6 @@ def _config(folder: Path, longest: int) -> Config:
                 "engine": "vllm",
                 "kv_cache_mb": 512,
                 "max_batch": 256,
-                "exchange_steps": 16,
                 "max_response_tokens": longest,
                 "max_context_tokens": 32 + 6 * longest,
             },
