@@ -152,8 +152,8 @@ class TreeLayout:
         bounds_q = np.cumsum([0, *map(len, rows)])
         bounds_k = np.cumsum([0, *(sum(map(len, each)) for each in cols)])
         return Blocks(
-            rows=index_of(rows, self.device),
-            cols=index_of([r for each in cols for r in each], self.device),
+            rows=self._index(rows),
+            cols=self._index([r for each in cols for r in each]),
             bounds_q=bounds_q.tolist(),
             bounds_k=bounds_k.tolist(),
             cu_q=torch.from_numpy(bounds_q).to(self.device, torch.int32),
@@ -161,13 +161,12 @@ class TreeLayout:
             causal=causal,
         )
 
-
-def index_of(ranges: list[range], device: torch.device) -> Rows:
-    """The rows of all ranges: a slice where they follow one another, so that nothing is copied."""
-    ranges = [r for r in ranges if len(r)]
-    if all(a.stop == b.start for a, b in pairwise(ranges)):
-        return slice(ranges[0].start, ranges[-1].stop)
-    return torch.from_numpy(np.concatenate([np.arange(r.start, r.stop) for r in ranges])).to(device)
+    def _index(self, ranges: list[range]) -> Rows:
+        """A slice where the ranges follow one another, so that nothing is copied."""
+        ranges = [r for r in ranges if len(r)]
+        if all(a.stop == b.start for a, b in pairwise(ranges)):
+            return slice(ranges[0].start, ranges[-1].stop)
+        return torch.from_numpy(np.concatenate([np.arange(r.start, r.stop) for r in ranges])).to(self.device)
 
 
 def _append(pieces: list[tuple[range, int]], rows: range, holder: int) -> None:

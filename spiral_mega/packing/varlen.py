@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 
-from spiral_mega.packing.layout import Blocks, Rows, index_of
+from spiral_mega.packing.layout import Blocks, Rows
 
 SMALL = 2**13  # scores of a block; fewer take less time than a call does
 
@@ -84,23 +84,23 @@ class TorchVarlen:
 
 
 def _alike(blocks: Blocks, device: torch.device) -> list[tuple[Rows, Rows, tuple[int, int]]]:
-    """The blocks by size (Lq, Lk), together where one call takes them: those that follow one another, and all that are
-    small, since a call costs as much as many of these."""
-    sizes = [
-        (q1 - q0, k1 - k0)
-        for (q0, q1), (k0, k1) in zip(pairwise(blocks.bounds_q), pairwise(blocks.bounds_k), strict=True)
-    ]
+    """The blocks by size (Lq, Lk), small ones of one size together: a call costs as much as many of them."""
     by_size = defaultdict(list)
-    q0 = k0 = 0
-    for (lq, lk), run in groupby(sizes):
-        count = len(list(run))
-        q1, k1 = q0 + count * lq, k0 + count * lk
-        by_size[lq, lk, q0 if lq * lk > SMALL else -1].append((range(q0, q1), range(k0, k1)))
-        q0, k0 = q1, k1
-    return [
-        (index_of([rows for rows, _ in runs], device), index_of([cols for _, cols in runs], device), (lq, lk))
-        for (lq, lk, _), runs in by_size.items()
-    ]
+    for (q0, q1), (k0, k1) in zip(pairwise(blocks.bounds_q), pairwise(blocks.bounds_k), strict=True):
+        size = q1 - q0, k1 - k0
+        by_size[size, q0 if size[0] * size[1] > SMALL else -1].append((q0, k0))
+    found: list[tuple[Rows, Rows, tuple[int, int]]] = []
+    for ((lq, lk), _), starts in by_size.items():
+        if len(starts) == 1:
+            ((q0, k0),) = starts
+            found.append((slice(q0, q0 + lq), slice(k0, k0 + lk), (lq, lk)))
+        else:
+            index = torch.tensor(starts, device=device)
+            rows, cols = (
+                (index[:, i : i + 1] + torch.arange(n, device=device)).flatten() for i, n in ((0, lq), (1, lk))
+            )
+            found.append((rows, cols, (lq, lk)))
+    return found
 
 
 def _choose(blocks: Blocks, lq: int, lk: int, form: ScoreForm, q: torch.Tensor) -> tuple[bool, bool]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spiral_mega.kernels import cpu, dispatch, linear_logprob
 from tests.kernels.cases import (
@@ -26,6 +25,7 @@ from tests.kernels.cases import (
     truth,
     within_bars,
 )
+from tests.support.largest_tensor import LargestTensor
 
 BACKENDS = ["reference", "cpu"]
 
@@ -181,21 +181,10 @@ def test_a_row_without_distribution_that_nothing_comes_back_through_spoils_no_gr
     assert all(torch.equal(found[key], expected[key]) for key in INPUTS)
 
 
-class _LargestTensor(TorchDispatchMode):
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return result
-
-
 def test_the_logits_are_never_whole_where_they_are_many() -> None:
     case = Case(2048, 16, 16_384)
     tensors = case.tensors()
-    with _LargestTensor() as watch:
+    with LargestTensor() as watch:
         computed(tensors, case)
     assert watch.elements <= cpu.TILE_ELEMENTS < case.T * case.V / 10
 
@@ -206,7 +195,7 @@ def test_a_few_logits_are_kept_for_a_backward_pass_that_is_to_come_and_only_then
     largest = {}
     for name in ("gradient", "no gradient asked for", "no_grad"):
         given = arguments(leaves(tensors) if name != "no gradient asked for" else tensors)
-        with _LargestTensor() as watch, torch.set_grad_enabled(name != "no_grad"):
+        with LargestTensor() as watch, torch.set_grad_enabled(name != "no_grad"):
             linear_logprob(**given)
         largest[name] = watch.elements
     few = cpu.TILE_ELEMENTS

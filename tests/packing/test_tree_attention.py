@@ -15,6 +15,7 @@ from spiral_mega.packing.sequences import Sequence
 from spiral_mega.packing.tree import TokenTree, build_tree
 from spiral_mega.packing.varlen import ScoreForm
 from tests.packing.random_trees import draws, make
+from tests.support.largest_tensor import LargestTensor
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
 FORMS = st.builds(
@@ -157,6 +158,16 @@ def test_nothing_of_one_branch_reaches_another(form: ScoreForm) -> None:
             above = int(tree.parent[above])
         assert torch.equal(found[elsewhere], expected[elsewhere])
         assert found[spoilt].isnan().all()
+
+
+def test_scores_that_are_written_out_are_those_of_one_sequence_at_a_time() -> None:
+    """Of equal lengths too, as where all are cut at the limit."""
+    length, heads = 128, 2
+    tree = build_tree([make(i, 0, [i], list(range(1, length))) for i in range(12)])
+    *inputs, _ = projections(tree, (heads, heads))
+    with LargestTensor() as watch:
+        BACKENDS["tree_torch"](*inputs, None, layout_of(tree), ScoreForm(0.4, softcap=2.0)).sum().backward()
+    assert watch.elements <= heads * length * length
 
 
 def call(module: torch.nn.Module | None = None, mask: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
