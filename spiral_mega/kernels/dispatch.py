@@ -1,4 +1,4 @@
-"""Log-probs, log-sum-exps and entropies of a language model's head in one pass, without its logits in memory."""
+"""Log-probs, log-sum-exps and entropies of a language model's head in one pass, never with many logits in memory."""
 
 from __future__ import annotations
 

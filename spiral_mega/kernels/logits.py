@@ -1,4 +1,4 @@
-"""What the kernels compute with: logits that are never whole, numbers of each row, and gradients of both."""
+"""What the kernels compute with: logits, whole only where they are few, numbers of each row, gradients of both."""
 
 from __future__ import annotations
 
