@@ -24,17 +24,17 @@ import typer
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from spiral_mega.config import Config
-from spiral_mega.distributed import gather_objects, max_over_ranks, sum_over_ranks
-from spiral_mega.ending import without_teardown
-from spiral_mega.prompts import Prompter
+from spiral_mega.distributed.collectives import gather_objects, max_over_ranks, sum_over_ranks
+from spiral_mega.distributed.runtime import Runtime, start_runtime
+from spiral_mega.models.tokenizer import load_tokenizer
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.process.exit import skip_teardown
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import RolloutEngine, Sample
 from spiral_mega.rollout.episode_run import EpisodeRun, Task
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_tokenizer
-from spiral_mega.runtime import Runtime, start_runtime
 from spiral_mega.traces import Episode, Problem
 
 TOKENIZER = "configs/demo/model"
@@ -170,5 +170,5 @@ def _task(index: int) -> Task:
 
 
 if __name__ == "__main__":
-    with without_teardown():
+    with skip_teardown():
         typer.run(main)

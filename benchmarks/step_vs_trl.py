@@ -95,8 +95,8 @@ def cpu_time(spent: list[float]) -> Iterator[None]:
 
 def ours(folder: str, steps: int) -> float:
     from spiral_mega.config import Config
+    from spiral_mega.distributed.runtime import start_runtime
     from spiral_mega.run import open_run
-    from spiral_mega.runtime import start_runtime
     from spiral_mega.train import train_step
 
     data = Path(folder) / "problems.jsonl"

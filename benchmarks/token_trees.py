@@ -41,9 +41,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import spiral_mega.packing.attention  # noqa: F401  (registers tree_torch)
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.packing.balance import branches_of, cut
-from spiral_mega.packing.batch import pack
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import build_tree
+from spiral_mega.packing.tree_batch import pack
 
 # The head's share of a row's products, 9.7 %, is that of Qwen3-4B (2,560 x 151,936 beside 3.63 G); Qwen3-8B's is 8.2 %.
 VOCAB = 3072
@@ -61,7 +61,9 @@ MODEL: dict[str, Any] = {
 CONTENDERS = ("padded", "bare", "flat", "tree")
 
 
-def spiral_problem(prompt: int, shortest: int, longest: int, *, draw: int = 0, vocab: int = VOCAB) -> list[Sequence]:
+def spiral_problem(
+    prompt: int, shortest: int, longest: int, *, draw: int = 0, vocab: int = VOCAB
+) -> list[TrainingSequence]:
     """N1 = 8 search traces, K = 4 sets of n = 4 of them in ascending order, N2 = 4 aggregation traces each."""
     rng = random.Random(draw)
     sets = [sorted(rng.sample(range(8), 4)) for _ in range(4)]
@@ -76,7 +78,7 @@ def spiral_problem(prompt: int, shortest: int, longest: int, *, draw: int = 0, v
     return [_sequence(draw, i, *pair) for i, pair in enumerate(pairs)]
 
 
-def grpo_problem(prompt: int, shortest: int, longest: int) -> list[Sequence]:
+def grpo_problem(prompt: int, shortest: int, longest: int) -> list[TrainingSequence]:
     """16 responses to one prompt."""
     rng = random.Random(0)
     text = lambda length: [rng.randrange(VOCAB) for _ in range(length)]  # noqa: E731
@@ -84,13 +86,13 @@ def grpo_problem(prompt: int, shortest: int, longest: int) -> list[Sequence]:
     return [_sequence(0, i, start, text(rng.randint(shortest, longest))) for i in range(16)]
 
 
-def _sequence(draw: int, index: int, prompt: list[int], response: list[int]) -> Sequence:
-    return Sequence((draw, index), prompt, response, [-9.0] * len(response), 1.0 - 2.0 * (index % 2), 1e-3)
+def _sequence(draw: int, index: int, prompt: list[int], response: list[int]) -> TrainingSequence:
+    return TrainingSequence((draw, index), prompt, response, [-9.0] * len(response), 1.0 - 2.0 * (index % 2), 1e-3)
 
 
-def micro_batches(sequences: list[Sequence], budget: int) -> Iterator[list[Sequence]]:
+def micro_batches(sequences: list[TrainingSequence], budget: int) -> Iterator[list[TrainingSequence]]:
     """The parts of each draw's tree, as many in a micro-batch as fit, in order."""
-    batch: list[Sequence] = []
+    batch: list[TrainingSequence] = []
     room = budget
     for draw in sorted({s.key[0] for s in sequences}):
         members = [s for s in sequences if s.key[0] == draw]
@@ -103,7 +105,7 @@ def micro_batches(sequences: list[Sequence], budget: int) -> Iterator[list[Seque
     yield batch
 
 
-def run_packed(model: Any, sequences: list[Sequence], budget: int) -> tuple[int, float]:
+def run_packed(model: Any, sequences: list[TrainingSequence], budget: int) -> tuple[int, float]:
     tokens, total = 0, 0.0
     for members in micro_batches(sequences, budget):
         batch = pack(members)
@@ -116,7 +118,7 @@ def run_packed(model: Any, sequences: list[Sequence], budget: int) -> tuple[int,
     return tokens, total
 
 
-def run_padded(model: Any, sequences: list[Sequence], budget: int, *, bare: bool = False) -> tuple[int, float]:
+def run_padded(model: Any, sequences: list[TrainingSequence], budget: int, *, bare: bool = False) -> tuple[int, float]:
     """Every prompt ends at the same column, or, if `bare`, every sequence begins at the first."""
     prompt = max(len(s.prompt_ids) for s in sequences)
     width = max(s.num_tokens if bare else prompt + len(s.response_ids) for s in sequences)
@@ -149,7 +151,7 @@ def _learn(logprobs: torch.Tensor, sampler: torch.Tensor, advantages: torch.Tens
     return loss.item()
 
 
-def measure(name: str, sequences: list[Sequence], budget: int) -> dict[str, float]:
+def measure(name: str, sequences: list[TrainingSequence], budget: int) -> dict[str, float]:
     """One step after a warm-up on two short sequences: wall and CPU s, MiB above the idle process, tokens, loss,
     |gradient|."""
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.weight_sync --lora 32
 
 A random model of SmolLM2-135M's shape, sharded by FSDP2. The engine's own loading is left out: what is timed is the
-policy's part, to the moment at which every whole tensor was in hand. Beside it, the same with a reader that copies each
+policy's part, to the moment at which every whole tensor was in hand. Also timed: the same with a reader that copies each
 tensor into memory of its own, as an engine does. Memory is that of the first sync with such a reader: the peak over
 what was resident before, and what stays.
 """
@@ -27,11 +27,11 @@ import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from spiral_mega.config import Config
-from spiral_mega.distributed import gather_objects, max_over_ranks
-from spiral_mega.ending import without_teardown
+from spiral_mega.distributed.collectives import gather_objects, max_over_ranks
+from spiral_mega.distributed.runtime import start_runtime
+from spiral_mega.models.weights import weight_shapes
 from spiral_mega.policy import Policy, build_policy
-from spiral_mega.rollout.weights import weight_shapes
-from spiral_mega.runtime import start_runtime
+from spiral_mega.process.exit import skip_teardown
 
 SHAPE = {
     "vocab_size": 49152,
@@ -129,5 +129,5 @@ def _memory(way: Callable[[], Any]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    with without_teardown():
+    with skip_teardown():
         typer.run(main)

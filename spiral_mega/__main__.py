@@ -1,10 +1,10 @@
 """`spiral-mega`, and `python -m spiral_mega`, which is how torchrun starts the ranks."""
 
-from spiral_mega.ending import without_teardown
+from spiral_mega.process.exit import skip_teardown
 
 
 def main() -> None:
-    with without_teardown():
+    with skip_teardown():
         from spiral_mega.cli import app
 
         app()

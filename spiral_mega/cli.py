@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import UserError
-from spiral_mega.imports import quick_imports
+from spiral_mega.process.imports import imports_without_gc
+from spiral_mega.validation.load import dump_config, load_config
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,8 +34,8 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
     """
     with _plain_errors():
         loaded = load_config(config, overrides or [])
-        with quick_imports():
-            from spiral_mega.runtime import start_runtime
+        with imports_without_gc():
+            from spiral_mega.distributed.runtime import start_runtime
             from spiral_mega.train import train as run_training
 
         with start_runtime() as runtime:
@@ -61,9 +61,9 @@ def filter_problems(
     """Keep the training problems that the model sometimes solves: low < mean reward < high."""
     with _plain_errors():
         loaded = load_config(config, overrides or [])
-        with quick_imports():
+        with imports_without_gc():
+            from spiral_mega.distributed.runtime import start_runtime
             from spiral_mega.filter import filter_by_difficulty
-            from spiral_mega.runtime import start_runtime
 
         with start_runtime() as runtime:
             filter_by_difficulty(loaded, runtime, output, samples=samples, low=low, high=high)
@@ -84,11 +84,11 @@ def evaluate(
     with _plain_errors():
         given = settings or []
         has_file = bool(given) and "=" not in given[0]
-        with quick_imports():
+        with imports_without_gc():
             from spiral_mega.evaluation.evaluate import evaluate_model, prepare
 
         prepared = prepare(Path(given[0]) if has_file else None, model, output, given[has_file:])
-        from spiral_mega.runtime import start_runtime
+        from spiral_mega.distributed.runtime import start_runtime
 
         with start_runtime() as runtime:
             evaluate_model(*prepared, runtime)
@@ -118,7 +118,7 @@ def report(
 ) -> None:
     """Curves, evaluations, analyses, times and episodes of runs, as one HTML page that needs no network."""
     with _plain_errors():
-        from spiral_mega.report.page import write_report
+        from spiral_mega.report.write_page import write_report
 
         write_report(runs, output, max_traces=max_traces)
         typer.echo(output)
@@ -132,7 +132,7 @@ def doctor(
     """Look for what is wrong with this machine, and with a run on it, and say how to mend it; status 1 if there is."""
     with _plain_errors():
         loaded = None if config is None else load_config(config, overrides or [])
-        with quick_imports():
+        with imports_without_gc():
             from spiral_mega.doctor import diagnose, show
 
         findings = diagnose(loaded)
@@ -161,9 +161,9 @@ def convert_model(
     """Convert a model between safetensors, checkpoints of FSDP2 and megatron-core, and adapters, with a piece of a
     tensor in memory."""
     with _plain_errors():
-        with quick_imports():
-            from spiral_mega.checkpoint.conversion import convert
-            from spiral_mega.checkpoint.conversion.convert import DTYPES, FORMS
+        with imports_without_gc():
+            from spiral_mega.conversion import convert
+            from spiral_mega.conversion.convert import DTYPES, FORMS
 
         if to not in FORMS or dtype not in (None, *DTYPES):
             raise UserError(f"--to {to} --dtype {dtype}: forms are {', '.join(FORMS)}, types {', '.join(DTYPES)}")
@@ -196,8 +196,8 @@ def plan(
     """Tell whether a run fits a cluster and how long its steps take, without one; status 1 if it does not fit."""
     with _plain_errors():
         loaded = load_config(config, overrides or [])
-        with quick_imports():
-            from spiral_mega.plan.plan import plan as run_plan
+        with imports_without_gc():
+            from spiral_mega.capacity.forecast import plan as run_plan
 
         fits = run_plan(
             loaded,

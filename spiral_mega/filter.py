@@ -8,16 +8,19 @@ from pathlib import Path
 
 from spiral_mega.config import Config
 from spiral_mega.data.difficulty import check_bounds, check_output, split_by_difficulty, write_problems
-from spiral_mega.distributed import gather_objects
+from spiral_mega.data.problems import load_problems
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
-from spiral_mega.prompts import Prompter
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.prompts.prompter import Prompter
+from spiral_mega.rewards.verifier import make_verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import check_context, load_problems_for, load_tokenizer, make_verifier, stop_ids
-from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry import setup_logging
+from spiral_mega.validation.models import check_context
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +40,11 @@ def filter_by_difficulty(
     check_context(config)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, tokenizer)
-    problems = load_problems_for(config, prompter, config.data.train)
+    problems = load_problems(config.data.train, prompter.search_prompt, config.data.max_prompt_tokens)
     algorithm = config.algorithm.model_copy(update={"search_traces": samples})
     rewards: dict[str, list[float]] = {}
     with (
-        make_verifier(config, problems) as verifier,
+        make_verifier(config.rewards, problems) as verifier,
         closing(build_engine(config, stop_ids(config.model, tokenizer), runtime)) as engine,
     ):
         engine.load_weights(pretrained_weights(config.model.path))

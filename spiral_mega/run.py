@@ -13,40 +13,35 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
 from spiral_mega.checkpoint.manager import CheckpointManager
-from spiral_mega.checkpoint.policies import load_policies, policy_states
+from spiral_mega.checkpoint.policy_states import load_policies, policy_states
 from spiral_mega.checkpoint.resume import find_resumable
-from spiral_mega.config import Config, DataSource, ModelConfig
-from spiral_mega.config.load import dump_config
-from spiral_mega.config.models import model_configs
-from spiral_mega.data.errors import DataError
-from spiral_mega.data.filters import fit_prompts
-from spiral_mega.data.problems import fingerprint, load_sources
+from spiral_mega.config import Config
+from spiral_mega.data.problems import fingerprint, load_problems
 from spiral_mega.data.sampler import ProblemSampler
-from spiral_mega.distributed import gather_objects
-from spiral_mega.errors import ConfigError
-from spiral_mega.plan.model import check_dimensions
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.distributed.runtime import Runtime
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.policy import FrozenPolicy, Policy, build_policies, check_policy
-from spiral_mega.policy.model_config import read_model_config
-from spiral_mega.prompts import Prompter
-from spiral_mega.rewards import Verifier, check_kind
+from spiral_mega.process.stop_request import StopRequest, set_parent_death_signal
+from spiral_mega.process.watchdog import watched
+from spiral_mega.prompts.prompter import Prompter
+from spiral_mega.rewards.verifier import make_verifier
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.recording import Collector, Recorder, Replayer
 from spiral_mega.rollout.sync import Syncs, WeightSync
-from spiral_mega.run_folder import failure_told, locked_folder, set_aside, set_status
-from spiral_mega.runtime import Runtime
-from spiral_mega.signals import StopRequest, stop_with_launcher
 from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging
+from spiral_mega.telemetry.run_folder import archive_previous, locked_folder, record_failure, set_status
 from spiral_mega.telemetry.trace_writer import remove_traces
 from spiral_mega.traces import Problem
-from spiral_mega.watchdog import watched
+from spiral_mega.validation.load import dump_config
+from spiral_mega.validation.models import check_context
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +141,10 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
     folder = Path(config.run.dir)
     with ExitStack() as stack:
         stack.enter_context(locked_folder(folder, runtime))
-        stack.enter_context(failure_told(folder, runtime))
+        stack.enter_context(record_failure(folder, runtime))
         setup_logging(runtime.rank, folder)
         stop = StopRequest()
-        stop_with_launcher()
+        set_parent_death_signal()
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm, config.frozen)
@@ -157,14 +152,18 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         check_policy(config, runtime.world_size)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
-        train_problems = load_problems_for(config, prompter, config.data.train)
-        eval_problems = load_problems_for(config, prompter, config.data.eval) if config.data.eval else []
+        train_problems = load_problems(config.data.train, prompter.search_prompt, config.data.max_prompt_tokens)
+        eval_problems = (
+            load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)
+            if config.data.eval
+            else []
+        )
         _warn_of_overlap(train_problems, eval_problems)
         checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
         resume_from = find_resumable(checkpoints, config, fingerprint(train_problems), runtime.world_size)
         if resume_from is None and runtime.is_main:
-            set_aside(folder)
-        verifier = stack.enter_context(make_verifier(config, [*train_problems, *eval_problems]))
+            archive_previous(folder)
+        verifier = stack.enter_context(make_verifier(config.rewards, [*train_problems, *eval_problems]))
         telemetry = stack.enter_context(
             Telemetry(
                 folder,
@@ -196,7 +195,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             )
             training = make_pipeline(objective.plan)
             if eval_problems:
-                pipeline = make_pipeline(Plan.of_evaluation(config.algorithm, objective.plan))
+                pipeline = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
             collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
             if config.rollout.record is not None:
                 collector = Recorder(collector, config.rollout.record, runtime)
@@ -222,91 +221,6 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             timer=StageTimer(runtime.synchronize),
             stop=stop,
         )
-
-
-def check_context(config: Config) -> None:
-    """That each model exists, is the one that was planned with, and is made for rollout.max_context_tokens.
-
-    Of two, also that they have the same tokens, since the one reads what the other wrote.
-    """
-    for each in model_configs(config).values():
-        model = read_model_config(each.model.path)
-        check_dimensions(each.model.dimensions or {}, model, each.model.path)
-        limit = getattr(model, "max_position_embeddings", None)
-        if limit is not None and config.rollout.max_context_tokens > limit:
-            raise ConfigError(
-                f"rollout.max_context_tokens is {config.rollout.max_context_tokens}, but the model at "
-                f"{each.model.path} is made for {limit} positions: lower it"
-            )
-    if config.two_models is not None and (phi := config.two_models.aggregation_model) is not None:
-        theirs = [_tokens(model) for model in (config.model, phi)]
-        if theirs[0] != theirs[1]:
-            raise ConfigError(
-                f"two_models.aggregation_model.path {phi.path} has other tokens than model.path {config.model.path}: "
-                "the one reads what the other wrote, so name models of the same tokenizer and vocabulary"
-            )
-
-
-def _tokens(model: ModelConfig) -> tuple[int, dict[str, int]]:
-    """The size of the model's vocabulary, and its tokens by name."""
-    vocabulary: int = read_model_config(model.path).get_text_config().vocab_size
-    return vocabulary, load_tokenizer(model).get_vocab()
-
-
-def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model; an error that names the folder when there is none."""
-    path = model.tokenizer or model.path
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # files of the wrong form fail in many ways
-        raise ConfigError(f"model.tokenizer / model.path {path!r} does not load as a tokenizer: {error}") from error
-
-
-def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end a response: those of the generation config, else the model's config, and the tokenizer's.
-
-    Raises ConfigError if there are none, if one is no token of the model, or if the generation config is unreadable.
-    """
-    config = AutoConfig.from_pretrained(model.path)
-    declared: Any = config.eos_token_id
-    folder = Path(model.path)
-    if not folder.is_dir() or (folder / "generation_config.json").exists():
-        try:
-            declared = GenerationConfig.from_pretrained(model.path).eos_token_id or declared
-        except Exception as error:
-            if folder.is_dir():
-                raise ConfigError(f"{folder / 'generation_config.json'} cannot be read: {error}") from error
-    ids = [*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id]
-    ids = [token for token in ids if token is not None]
-    vocabulary = config.get_text_config().vocab_size
-    if not ids:
-        raise ConfigError(f"model.path {model.path!r} names no end token (generation_config.json, tokenizer): add one")
-    if strange := [token for token in ids if not (isinstance(token, int) and 0 <= token < vocabulary)]:
-        raise ConfigError(f"model.path {model.path!r} names end tokens {strange}, but has tokens 0 to {vocabulary - 1}")
-    if len(tokenizer) > vocabulary:
-        raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model at {model.path} only {vocabulary}: "
-            "they do not belong together; check model.tokenizer"
-        )
-    return frozenset(ids)
-
-
-def load_problems_for(config: Config, prompter: Prompter, sources: Sequence[DataSource]) -> list[Problem]:
-    """The problems of `sources` whose prompt fits, with their verifiers checked."""
-    problems = load_sources(sources)
-    for kind, problem in {problem.kind: problem for problem in problems}.items():
-        try:
-            check_kind(kind)
-        except ValueError as error:
-            raise DataError(f"problem {problem.id!r} of {problem.source}: {error}") from error
-    kept, _ = fit_prompts(problems, prompter.search_prompt, config.data.max_prompt_tokens)
-    return kept
-
-
-def make_verifier(config: Config, problems: Sequence[Problem]) -> Verifier:
-    """The verifier processes, with all that these problems need loaded before any limit runs."""
-    kinds = sorted({problem.kind for problem in problems})
-    return Verifier(config.rewards.time_limit_s, config.rewards.workers, kinds)
 
 
 def _warn_of_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:

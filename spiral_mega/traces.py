@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 FinishReason = Literal["stop", "length"]
 SEARCH, AGGREGATION = "search", "aggregation"
-NO_CREDIT = 1e-8  # an advantage no larger is rounding, and is not trained on
+ADVANTAGE_EPS = 1e-8  # an advantage no larger is rounding, and is not trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Trace:
     @property
     def effective(self) -> bool:
         """Whether it would receive a gradient: its gated advantage is more than rounding."""
-        return abs(self.advantage) > NO_CREDIT
+        return abs(self.advantage) > ADVANTAGE_EPS
 
 
 @dataclass(slots=True)

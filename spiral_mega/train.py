@@ -7,19 +7,19 @@ import logging
 from spiral_mega.algorithm.regularizers import Regularizers
 from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics
 from spiral_mega.config import Config
-from spiral_mega.config.models import named, writer
-from spiral_mega.distributed import max_over_ranks, sum_over_ranks
+from spiral_mega.config.model_set import metric_key, model_for
+from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.evaluation.accuracy import evaluate
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.metrics import packing_metrics
-from spiral_mega.packing.sequences import Sequence
-from spiral_mega.policy.skipped import SkippedUpdates
+from spiral_mega.packing.packing_metrics import packing_metrics
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.policy.skipped_updates import SkippedUpdates
 from spiral_mega.report import summarise
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.rollout.metrics import batch_metrics, check_mismatch, check_verifier
+from spiral_mega.rollout.batch_metrics import batch_metrics, check_mismatch, check_verifier
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
-from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry import memory_metrics
 from spiral_mega.telemetry.trace_writer import trace_path, write_traces
 from spiral_mega.traces import Episode
@@ -93,7 +93,7 @@ def train_step(run: Run, step: int) -> dict[str, float]:
                         updates[model].append(policy.update(microbatches) | packing)
         for model, of_model in updates.items():
             combined = _combine(of_model) | {"optim/updates": float(len(of_model))}
-            metrics |= {named(name, model): value for name, value in combined.items()}
+            metrics |= {metric_key(name, model): value for name, value in combined.items()}
         with timer("sync"):
             metrics |= run.sync()
         with timer("save_traces"):
@@ -110,19 +110,19 @@ def _minibatches(batch: Batch, count: int) -> list[list[tuple[int, Episode]]]:
     return [[(draw, episode) for draw, episode in batch.kept if draw in part] for part in parts]
 
 
-def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[Sequence]]:
+def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[TrainingSequence]]:
     """By the model that wrote them, this rank's traces with a gradient, weighted by the denominators of all ranks;
     collective."""
     local = component_totals([episode for _, episode in kept], run.objective.components)
     totals = _sum_totals(local)
     all_traces = Regularizers.of(run.config.algorithm).active
-    sequences: dict[str, list[Sequence]] = {model: [] for model in run.policies}
+    sequences: dict[str, list[TrainingSequence]] = {model: [] for model in run.policies}
     models = run.models
     for draw, episode in kept:
         for position, trace in enumerate(episode.traces()):
             if trace.component not in totals or not (trace.effective or all_traces) or not trace.response_ids:
                 continue
-            sequence = Sequence(
+            sequence = TrainingSequence(
                 key=(draw, position),
                 prompt_ids=trace.prompt_ids,
                 response_ids=trace.response_ids,
@@ -131,7 +131,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[Sequ
                 weight=run.weighting.trace_weight(trace, totals),
                 observed=tuple(trace.observed),
             )
-            sequences[writer(trace.component, models)].append(sequence)
+            sequences[model_for(trace.component, models)].append(sequence)
     return sequences
 
 

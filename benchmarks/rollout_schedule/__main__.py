@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.rollout_schedule.report import compare, plot, table
-from spiral_mega.simulation.model import QWEN3_4B, QWEN3_8B, Lengths, Shape, engine_model
+from spiral_mega.simulation.workload import QWEN3_4B, QWEN3_8B, Lengths, Shape, engine_model
 
 MODELS = {model.name: model for model in (QWEN3_4B, QWEN3_8B)}
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spiral_mega.simulation.model import EngineModel, Problem, prompt_parts
+from spiral_mega.simulation.workload import EngineModel, SimProblem, prompt_parts
 
 Array = NDArray[np.float64]
 GOLDEN = (5**0.5 - 1) / 2
@@ -51,7 +51,7 @@ class Bound:
         return max(self.work, self.critical_path, self.deadlines)
 
 
-def lower_bound(problems: Sequence[Problem], model: EngineModel, engines: int) -> Bound:
+def lower_bound(problems: Sequence[SimProblem], model: EngineModel, engines: int) -> Bound:
     """The bound for `engines` engines."""
     totals = [_totals(i, problem, model) for i, problem in enumerate(problems)]
     decode, prefill, tokens, cache = (sum(column) for column in zip(*totals, strict=True))
@@ -73,7 +73,7 @@ def lower_bound(problems: Sequence[Problem], model: EngineModel, engines: int) -
     return Bound((work + model.step * least_steps) / engines, critical, low, work, even)
 
 
-def _totals(index: int, problem: Problem, model: EngineModel) -> tuple[float, float, float, float]:
+def _totals(index: int, problem: SimProblem, model: EngineModel) -> tuple[float, float, float, float]:
     """Seconds of decoding, seconds of distinct prefill, tokens written, tokens of cache summed over written tokens."""
     traces = [(prompt_parts(index, problem, None), length) for length in problem.search]
     for l, answers in enumerate(problem.aggregation):
@@ -97,7 +97,7 @@ def _totals(index: int, problem: Problem, model: EngineModel) -> tuple[float, fl
 class _Sets:
     """All sets as arrays: rows are sets; columns the members, or the answers."""
 
-    def __init__(self, problems: Sequence[Problem], model: EngineModel) -> None:
+    def __init__(self, problems: Sequence[SimProblem], model: EngineModel) -> None:
         self.model = model
         rows = [(problem, l) for problem in problems for l in range(len(problem.sets))]
         held = [Counter(j for members in problem.sets for j in members) for problem in problems]

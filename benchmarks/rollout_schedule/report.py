@@ -11,8 +11,8 @@ import matplotlib
 import numpy as np
 
 from benchmarks.rollout_schedule.bounds import Bound, lower_bound
-from spiral_mega.simulation.model import EngineModel, Lengths, Problem, Shape, sample_problems
-from spiral_mega.simulation.schedule import POLICIES, Policy, simulate
+from spiral_mega.simulation.schedule import POLICIES, SimPolicy, simulate
+from spiral_mega.simulation.workload import EngineModel, Lengths, Shape, SimProblem, sample_problems
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -62,7 +62,7 @@ def compare(
 
 
 def _measure(
-    policy: Policy, batch: Sequence[Problem], want: int, model: EngineModel, engines: int, bound: Bound
+    policy: SimPolicy, batch: Sequence[SimProblem], want: int, model: EngineModel, engines: int, bound: Bound
 ) -> tuple[float, ...]:
     started = batch[: want + round(policy.extra * want)]
     outcome = simulate(policy, started, model, engines, want)
@@ -79,7 +79,7 @@ def _measure(
     )
 
 
-def _mean_length(problems: Sequence[Problem]) -> float:
+def _mean_length(problems: Sequence[SimProblem]) -> float:
     return fmean(length for problem in problems for length in problem.lengths())
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from spiral_mega.config import Config
+from spiral_mega.distributed.runtime import start_runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policy
-from spiral_mega.runtime import start_runtime
 
 from .batch import BUDGET, CLIP, RESPONSE, SAMPLER_LOGPROB, Item, batch
 
@@ -33,10 +33,11 @@ def update(folder: str, problems: int) -> dict[str, float]:
         return {"cpu": time.process_time() - start, "loss": metrics["train/loss"]}
 
 
-def _sequences(items: list[Item]) -> list[Sequence]:
+def _sequences(items: list[Item]) -> list[TrainingSequence]:
     tokens = sum(len(item.response) for item in items)
     return [
-        Sequence((item.problem, i), item.prompt, item.response, [SAMPLER_LOGPROB] * len(item.response), item.advantage,
-                 1 / tokens)
+        TrainingSequence(
+            (item.problem, i), item.prompt, item.response, [SAMPLER_LOGPROB] * len(item.response), item.advantage, 1 / tokens
+        )
         for i, item in enumerate(items)
     ]  # fmt: skip

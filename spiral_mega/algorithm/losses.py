@@ -50,10 +50,10 @@ def make_loss(config: AlgorithmConfig) -> LossFunction:
     loss = losses[config.loss]
     if config.max_sequence_ratio is None:
         return loss
-    return partial(without_far_sequences, loss=loss, max_ratio=config.max_sequence_ratio)
+    return partial(mask_off_policy_sequences, loss=loss, max_ratio=config.max_sequence_ratio)
 
 
-def without_far_sequences(
+def mask_off_policy_sequences(
     logprobs: Tensor,
     sampler_logprobs: Tensor,
     advantages: Tensor,

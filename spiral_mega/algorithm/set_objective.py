@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from spiral_mega.algorithm.credit import marginal_set_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.sets import gradient_scale
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import SEARCH, Episode, Problem, Trace
@@ -27,7 +27,7 @@ class SetObjective:
 
     def __init__(self, config: AlgorithmConfig, score: SetScore) -> None:
         """`config`: search_traces, set_size, num_sets, set_design and the gate. ValueError as `check_design` says."""
-        self.plan = replace(Plan.of(config), answers=0)
+        self.plan = replace(SamplingPlan.from_algorithm(config), answers=0)
         self._config, self._score = config, score
 
     def assign(self, episode: Episode) -> None:

@@ -22,7 +22,7 @@ PARTS: dict[str, Any] = {
 }
 
 
-def episode_facts(episode: Episode, groups: Groups) -> dict[str, Any]:
+def episode_stats(episode: Episode, groups: Groups) -> dict[str, Any]:
     """The facts of every part, as JSON; `groups` names the answer of each of `episode.traces()`."""
     return {name: part.facts(episode, groups) for name, part in PARTS.items()}
 

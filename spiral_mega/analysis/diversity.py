@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from spiral_mega.analysis.intervals import mean
 from spiral_mega.analysis.levels import level_name, levels
 from spiral_mega.rewards.agreement import Groups
+from spiral_mega.statistics.intervals import mean
 from spiral_mega.traces import Episode
 
 NGRAM = 3  # tokens; a response with fewer is one gram

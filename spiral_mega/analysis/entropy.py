@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.analysis.intervals import ratio
 from spiral_mega.analysis.levels import level_name, levels
 from spiral_mega.rewards.agreement import Groups
+from spiral_mega.statistics.intervals import ratio
 from spiral_mega.traces import Episode
 
 TENTHS = 10

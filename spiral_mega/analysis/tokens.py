@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.analysis.intervals import mean, ratio
 from spiral_mega.analysis.levels import level_name, levels
 from spiral_mega.rewards.agreement import Groups
+from spiral_mega.statistics.intervals import mean, ratio
 from spiral_mega.traces import Episode
 
 BINS = ("none", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "all")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spiral_mega.analysis import episode_facts, summarise
+from spiral_mega.analysis import episode_stats, summarise
 from spiral_mega.errors import UserError
 from spiral_mega.rewards import Verifier, group_answers
 from spiral_mega.telemetry import write_json_atomic
@@ -56,7 +56,7 @@ def analyse_training(run_dir: Path, *, points: int, seed: int, time_limit_s: flo
             for path in (path for step in span for path in files[step]):
                 for episode in episodes_in(path):
                     texts = [trace.answer_text for trace in episode.traces()]
-                    facts.append(episode_facts(episode, group_answers(texts, episode.problem.kind, verifier)))
+                    facts.append(episode_stats(episode, group_answers(texts, episode.problem.kind, verifier)))
             found.append({"first": span[0], "last": span[-1], "episodes": len(facts), **summarise(facts, seed)})
             log.info("steps %d to %d: %d episodes", span[0], span[-1], len(facts))
     analysis = {"points": found}

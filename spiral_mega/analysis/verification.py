@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.analysis.intervals import ratio
 from spiral_mega.rewards.agreement import Groups
+from spiral_mega.statistics.intervals import ratio
 from spiral_mega.traces import Episode
 
 

@@ -11,7 +11,7 @@ from spiral_mega.traces import Problem
 logger = logging.getLogger(__name__)
 
 
-def fit_prompts(
+def filter_overlong(
     problems: Sequence[Problem], prompt: Callable[[Problem], list[int]], max_prompt_tokens: int
 ) -> tuple[list[Problem], int]:
     """The problems whose prompt has at most `max_prompt_tokens` tokens, in order, and how many were left out.

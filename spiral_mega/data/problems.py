@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from spiral_mega.config.schema import DataSource
 from spiral_mega.data.errors import DataError
+from spiral_mega.data.filters import filter_overlong
 from spiral_mega.data.readers import open_source
 from spiral_mega.data.schemas import choose_adapter, problem_row
+from spiral_mega.rewards.registry import check_kind
 from spiral_mega.traces import Problem
 
 logger = logging.getLogger(__name__)
 
 
-def load_problems(source: DataSource) -> list[Problem]:
+def load_source(source: DataSource) -> list[Problem]:
     """All problems of one source, in its order; the first `source.limit` of them when that is set.
 
     An id is the row's own `id`, or "<source name>/<row, from 0>": it stays the same as long as the source does.
@@ -54,7 +56,7 @@ def load_sources(sources: Sequence[DataSource]) -> list[Problem]:
     problems: list[Problem] = []
     owners: dict[str, str] = {}
     for source in sources:
-        for problem in load_problems(source):
+        for problem in load_source(source):
             if problem.id in owners:
                 raise DataError(
                     f"{source.path}: id {problem.id!r} is also in {owners[problem.id]}: list a source once, "
@@ -71,3 +73,17 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     for problem in problems:
         digest.update(json.dumps(problem_row(problem), sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()
+
+
+def load_problems(
+    sources: Sequence[DataSource], search_prompt: Callable[[Problem], list[int]], max_prompt_tokens: int
+) -> list[Problem]:
+    """The problems of `sources` whose prompt fits, with their verifiers checked."""
+    problems = load_sources(sources)
+    for kind, problem in {problem.kind: problem for problem in problems}.items():
+        try:
+            check_kind(kind)
+        except ValueError as error:
+            raise DataError(f"problem {problem.id!r} of {problem.source}: {error}") from error
+    kept, _ = filter_overlong(problems, search_prompt, max_prompt_tokens)
+    return kept

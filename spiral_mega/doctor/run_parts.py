@@ -9,17 +9,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from spiral_mega.checkpoint.safetensors_files import read_model_files, shorten
 from spiral_mega.config import Config
-from spiral_mega.config.models import model_configs
+from spiral_mega.config.model_set import model_configs
 from spiral_mega.data.problems import load_sources
 from spiral_mega.doctor.finding import Finding, error, ok, warning
 from spiral_mega.errors import UserError
-from spiral_mega.policy.model_config import read_model_config
-from spiral_mega.prompts import Prompter
-from spiral_mega.rollout.weights import meta_model
-from spiral_mega.run import check_context, load_tokenizer, make_verifier, stop_ids
+from spiral_mega.models.model_config import read_model_config
+from spiral_mega.models.safetensors_files import read_model_files, shorten
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
+from spiral_mega.models.weights import meta_model
+from spiral_mega.prompts.prompter import Prompter
+from spiral_mega.rewards.verifier import make_verifier
 from spiral_mega.traces import Problem
+from spiral_mega.validation.models import check_context
 
 MASTER_AND_MOMENTS = 12  # bytes a trained weight in a checkpoint: float32 weight and Adam's two moments
 STARTING_SECONDS = 60.0
@@ -110,7 +112,7 @@ def problems_and_verifier(config: Config) -> Iterator[Finding]:
             problems = load_sources(sources)
             by_kind |= {problem.kind: problem for problem in problems}
             yield ok(name, f"{len(problems)} problems")
-    with make_verifier(config, list(by_kind.values())) as verifier:
+    with make_verifier(config.rewards, list(by_kind.values())) as verifier:
         for kind, problem in by_kind.items():
             # Its own answer, as the kind's format puts it where it is known; what counts is that a number comes back.
             response = f"\\boxed{{{problem.answer[0]}}}" if kind == "math" else problem.answer[0]

@@ -10,26 +10,28 @@ from typing import Any
 
 from spiral_mega.analysis import summarise
 from spiral_mega.config import Config
-from spiral_mega.config.load import dump_config, load_config
-from spiral_mega.config.models import model_configs
-from spiral_mega.data.problems import fingerprint
+from spiral_mega.config.model_set import model_configs
+from spiral_mega.data.problems import fingerprint, load_problems
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
-from spiral_mega.evaluation.harnesses import Sampling, samplings
-from spiral_mega.evaluation.judge import judge
-from spiral_mega.evaluation.judged import Judged
+from spiral_mega.evaluation.graded_episode import GradedEpisode
+from spiral_mega.evaluation.grading import grade
+from spiral_mega.evaluation.harnesses.registry import Sampling, samplings
 from spiral_mega.evaluation.results import results_json, results_table
 from spiral_mega.evaluation.sampling import sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.evaluation.target import Target, find_target
-from spiral_mega.prompts import Prompter
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
+from spiral_mega.process.stop_request import StopRequest
+from spiral_mega.prompts.prompter import Prompter
+from spiral_mega.rewards.verifier import make_verifier
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.pipeline import Interrupted, Pipeline
-from spiral_mega.run import check_context, load_problems_for, load_tokenizer, make_verifier, stop_ids
-from spiral_mega.run_folder import locked_folder
-from spiral_mega.runtime import Runtime
-from spiral_mega.signals import StopRequest
 from spiral_mega.telemetry import atomic_path, setup_logging, write_json_atomic
+from spiral_mega.telemetry.run_folder import locked_folder
 from spiral_mega.traces import AGGREGATION, Problem
+from spiral_mega.validation.load import dump_config, load_config
+from spiral_mega.validation.models import check_context
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +87,12 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
         check_context(config)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
-        problems = load_problems_for(config, prompter, config.data.eval)
+        problems = load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)
         if runtime.is_main:
             store.claim(_identity(config, target, problems))
             with atomic_path(folder / "config.yaml") as path:
                 path.write_text(dump_config(config))
-        verifier = stack.enter_context(make_verifier(config, problems))
+        verifier = stack.enter_context(make_verifier(config.rewards, problems))
         engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
         stack.callback(engine.close)
         target.load(engines, config, runtime)
@@ -103,7 +105,7 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
                     sampling,
                     problems,
                     pipeline,
-                    lambda episode, cuts=sampling.cuts: judge(episode, cuts, verifier, tokenizer),  # type: ignore[misc]
+                    lambda episode, cuts=sampling.cuts: grade(episode, cuts, verifier, tokenizer),  # type: ignore[misc]
                     store,
                     runtime,
                     chunk=config.eval.chunk,
@@ -122,9 +124,9 @@ def _conclude(config: Config, needed: Sequence[Sampling], problems: Sequence[Pro
     chunks = range(-(-len(problems) // config.eval.chunk))
     measures, analyses = [], {}
     for sampling in needed:
-        judged: list[Judged] = [each for chunk in chunks for each in store.read(sampling.name, chunk)]
-        measures += [measure for of in sampling.measures for measure in of(judged)]
-        analyses[sampling.name] = summarise([each.facts for each in judged], config.run.seed)
+        graded: list[GradedEpisode] = [each for chunk in chunks for each in store.read(sampling.name, chunk)]
+        measures += [measure for of in sampling.measures for measure in of(graded)]
+        analyses[sampling.name] = summarise([each.facts for each in graded], config.run.seed)
     results = results_json(measures, [problem.id for problem in problems], config.run.seed)
     write_json_atomic(store.folder / "results.json", results, indent=None)
     write_json_atomic(store.folder / "analysis.json", analyses)

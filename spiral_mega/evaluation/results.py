@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.evaluation.estimators import bootstrap_interval
-from spiral_mega.evaluation.judged import KINDS_OF_TOKENS, Measure
+from spiral_mega.evaluation.graded_episode import KINDS_OF_TOKENS, Measure
 from spiral_mega.seeds import derive_seed
+from spiral_mega.statistics.estimators import bootstrap_interval
 
 
 def results_json(measures: Sequence[Measure], problems: Sequence[str], seed: int) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from spiral_mega.distributed import gather_objects
-from spiral_mega.evaluation.harnesses import Sampling
-from spiral_mega.evaluation.judged import Judged
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.distributed.runtime import Runtime
+from spiral_mega.evaluation.graded_episode import GradedEpisode
+from spiral_mega.evaluation.harnesses.registry import Sampling
 from spiral_mega.evaluation.store import Store
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.runtime import Runtime
 from spiral_mega.traces import Episode, Problem
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def sample(
     sampling: Sampling,
     problems: Sequence[Problem],
     pipeline: Pipeline,
-    judge: Callable[[Episode], Judged],
+    judge: Callable[[Episode], GradedEpisode],
     store: Store,
     runtime: Runtime,
     *,

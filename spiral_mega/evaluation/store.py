@@ -15,7 +15,7 @@ from typing import Any
 
 from spiral_mega.checkpoint.resume import changes
 from spiral_mega.errors import UserError
-from spiral_mega.evaluation.judged import Judged
+from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.telemetry import write_json_atomic
 from spiral_mega.telemetry.trace_writer import write_traces
 from spiral_mega.traces import Episode
@@ -47,13 +47,13 @@ class Store:
     def has(self, sampling: str, chunk: int) -> bool:
         return self._records(sampling, chunk).exists()
 
-    def read(self, sampling: str, chunk: int) -> list[Judged]:
+    def read(self, sampling: str, chunk: int) -> list[GradedEpisode]:
         rows = json.loads(self._records(sampling, chunk).read_text())
-        return [Judged(**row) for row in rows]
+        return [GradedEpisode(**row) for row in rows]
 
-    def write(self, sampling: str, chunk: int, judged: Sequence[Judged]) -> None:
+    def write(self, sampling: str, chunk: int, graded: Sequence[GradedEpisode]) -> None:
         """The chunk's records. From here on it counts as done."""
-        write_json_atomic(self._records(sampling, chunk), [each.row() for each in judged], indent=None)
+        write_json_atomic(self._records(sampling, chunk), [each.row() for each in graded], indent=None)
 
     def write_traces(self, sampling: str, chunk: int, rank: int, episodes: Sequence[Episode]) -> None:
         write_traces(self._traces(sampling) / f"chunk_{chunk:06d}.rank{rank}.parquet", episodes)

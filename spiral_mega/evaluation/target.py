@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from spiral_mega.checkpoint.manager import CheckpointManager
-from spiral_mega.checkpoint.policies import load_policies, policy_states
+from spiral_mega.checkpoint.policy_states import load_policies, policy_states
 from spiral_mega.config import Config
-from spiral_mega.config.load import load_config
-from spiral_mega.config.models import model_configs
+from spiral_mega.config.model_set import model_configs
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
+from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.policy import build_policies
 from spiral_mega.rollout import RolloutEngine
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.runtime import Runtime
+from spiral_mega.validation.load import load_config
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "config.json", "meta.json", ".metadata", "*.distcp")
 

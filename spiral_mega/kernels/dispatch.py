@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from spiral_mega.kernels import cpu, reference, vocab_parallel
+from spiral_mega.kernels import cpu, vocab_parallel, whole_logits
 from spiral_mega.kernels.gradients import allocate
 from spiral_mega.kernels.logits import LinearLogprob, Logits, Term, Upstream, accumulator
 
@@ -67,7 +67,7 @@ def linear_logprob(
         logits = logits.columns(slice(0, min(max(vocab_size - start, 0), len(weight))))
     name = _choose(backend, logits, sharded=vocab_parallel_group is not None)
     if name == "reference":
-        return reference.linear_logprob(logits, targets, with_entropy)
+        return whole_logits.linear_logprob(logits, targets, with_entropy)
     tensors = [tensor for term in logits.terms for tensor in term]
     grad = torch.is_grad_enabled()
     outputs = _LinearLogprob.apply(  # type: ignore[no-untyped-call]

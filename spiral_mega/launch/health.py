@@ -22,10 +22,10 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from spiral_mega.distributed import gather_objects
-from spiral_mega.ending import without_teardown
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.errors import UserError
-from spiral_mega.runtime import Runtime, start_runtime
+from spiral_mega.process.exit import skip_teardown
 
 GIB = 1024**3
 ROUNDS = 5
@@ -220,5 +220,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    with without_teardown():
+    with skip_teardown():
         sys.exit(main())

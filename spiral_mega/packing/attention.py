@@ -11,8 +11,8 @@ from transformers import AttentionInterface
 
 from spiral_mega.packing.flash_varlen import FlashVarlen
 from spiral_mega.packing.flex import attend_flex
-from spiral_mega.packing.layout import TreeLayout
 from spiral_mega.packing.tree_attention import attend
+from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.packing.varlen import ScoreForm, TorchVarlen, Varlen
 
 Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, TreeLayout, ScoreForm], torch.Tensor]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from spiral_mega.distributed import exchange, gather_objects
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.distributed.collectives import all_to_all_objects, gather_objects
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import sort_tokens
 
 # Attention's cost beside the linear cost of a token: the token at depth d adds 2 d / ATTENTION_TOKENS.
@@ -61,7 +61,7 @@ def cut(branches: Seq[Branch], budget: int) -> list[Part]:
     return parts[::-1]
 
 
-def plan_microbatches(trees: Seq[Seq[Branch]], budget: int, world_size: int) -> list[list[list[Key]]]:
+def assign_microbatches(trees: Seq[Seq[Branch]], budget: int, world_size: int) -> list[list[list[Key]]]:
     """Keys of sequences, as [rank][micro-batch][position], every rank with the same number of micro-batches.
 
     No micro-batch exceeds `budget` distinct tokens. Micro-batches that run at the same time have similar cost. Trees
@@ -78,7 +78,7 @@ def plan_microbatches(trees: Seq[Seq[Branch]], budget: int, world_size: int) -> 
     return [[[key for part in members[rank] for key in part.keys] for members in rounds] for rank in range(world_size)]
 
 
-def distribute(local: list[Sequence], budget: int, replica: int) -> list[list[Sequence]]:
+def distribute(local: list[TrainingSequence], budget: int, replica: int) -> list[list[TrainingSequence]]:
     """Exchange sequences so that each rank holds the micro-batches that the common plan gives its replica.
 
     `replica`: of the copies of the model, the one that this rank is part of; its ranks all get the same. The result
@@ -89,29 +89,31 @@ def distribute(local: list[Sequence], budget: int, replica: int) -> list[list[Se
     replicas = gather_objects(replica)
     owned = gather_objects([sequence.key for sequence in local])
     home = {draw: rank for (draw, _), rank in sorted((key, r) for r, keys in enumerate(owned) for key in keys)[::-1]}
-    gathered = exchange([[s for s in local if home[s.key[0]] == rank] for rank in range(world_size)])
+    gathered = all_to_all_objects([[s for s in local if home[s.key[0]] == rank] for rank in range(world_size)])
     draws = defaultdict(list)
     for sequence in sorted(gathered, key=lambda s: s.key):
         draws[sequence.key[0]].append(sequence)
     trees = [tree for part in gather_objects([branches_of(draw) for draw in draws.values()]) for tree in part]
-    plan = plan_microbatches(sorted(trees, key=lambda tree: min(b.key for b in tree)), budget, len(set(replicas)))
+    plan = assign_microbatches(sorted(trees, key=lambda tree: min(b.key for b in tree)), budget, len(set(replicas)))
     by_key = {sequence.key: sequence for sequence in gathered}
-    arrived = exchange([[by_key[k] for members in plan[each] for k in members if k in by_key] for each in replicas])
+    arrived = all_to_all_objects(
+        [[by_key[k] for members in plan[each] for k in members if k in by_key] for each in replicas]
+    )
     by_key = {sequence.key: sequence for sequence in arrived}
     return [[by_key[key] for key in members] for members in plan[replica]]
 
 
-def split(sequences: list[Sequence], budget: int) -> list[list[Sequence]]:
-    """One rank's own sequences in as few micro-batches as fit, as `plan_microbatches` puts them together."""
+def split(sequences: list[TrainingSequence], budget: int) -> list[list[TrainingSequence]]:
+    """One rank's own sequences in as few micro-batches as fit, as `assign_microbatches` puts them together."""
     draws = defaultdict(list)
     for sequence in sequences:
         draws[sequence.key[0]].append(sequence)
     by_key = {sequence.key: sequence for sequence in sequences}
-    (plan,) = plan_microbatches([branches_of(draw) for draw in draws.values()], budget, 1)
+    (plan,) = assign_microbatches([branches_of(draw) for draw in draws.values()], budget, 1)
     return [[by_key[key] for key in members] for members in plan]
 
 
-def branches_of(draw: list[Sequence]) -> list[Branch]:
+def branches_of(draw: list[TrainingSequence]) -> list[Branch]:
     """The sequences of one draw as `cut` and the plan take them."""
     tokens, order, shared = sort_tokens(draw)
     return [Branch(draw[i].key, len(t), s) for t, i, s in zip(tokens, order, shared, strict=True)]

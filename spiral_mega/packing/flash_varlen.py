@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from spiral_mega.packing.layout import Blocks
+from spiral_mega.packing.tree_layout import Blocks
 from spiral_mega.packing.varlen import Grads, ScoreForm
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from spiral_mega.packing.layout import TreeLayout
+from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.packing.varlen import ScoreForm
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 
 Ints = npt.NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class _Run(NamedTuple):
         return slice(self.row + first - self.start, self.row + last - self.start)
 
 
-def sort_tokens(sequences: Seq[Sequence]) -> SortedTokens:
+def sort_tokens(sequences: Seq[TrainingSequence]) -> SortedTokens:
     """Sort by tokens, and by place among equals. Linear in the tokens, but for comparing bytes while sorting."""
     tokens = [np.frombuffer(array("i", s.prompt_ids) + array("i", s.response_ids), dtype=np.int32) for s in sequences]
     keys = [each.astype(">u4").tobytes() for each in tokens]  # most significant byte first: bytes compare as numbers
@@ -71,7 +71,7 @@ def sort_tokens(sequences: Seq[Sequence]) -> SortedTokens:
     return SortedTokens(ordered, order, shared)
 
 
-def build_tree(sequences: Seq[Sequence]) -> TokenTree:
+def build_tree(sequences: Seq[TrainingSequence]) -> TokenTree:
     """Merge the sequences of each draw (`key[0]`); draws stay apart, for all that their prompts share is a template.
 
     Raises ValueError for a sequence without a prompt, whose first response token nothing would predict.

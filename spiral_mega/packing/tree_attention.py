@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from spiral_mega.packing.layout import Blocks, Rows, TreeLayout
+from spiral_mega.packing.tree_layout import Blocks, Rows, TreeLayout
 from spiral_mega.packing.varlen import Grads, ScoreForm, Varlen
 
 

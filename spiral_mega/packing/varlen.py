@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from spiral_mega.packing.layout import Blocks, Rows
+from spiral_mega.packing.tree_layout import Blocks, Rows
 
 SMALL = 2**13  # scores of a block; fewer take less time than a call does
 

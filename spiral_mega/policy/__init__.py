@@ -1,14 +1,14 @@
 """The trained model behind one protocol (policy.py), on FSDP2 (fsdp/) or megatron-core (megatron/)."""
 
 from spiral_mega.config import Config
-from spiral_mega.config.models import model_configs
+from spiral_mega.config.model_set import model_configs
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
+from spiral_mega.models.model_config import read_model_config
+from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.lora import ADAPTER
-from spiral_mega.policy.megatron.checks import check_layout
-from spiral_mega.policy.model_config import read_model_config
-from spiral_mega.policy.policy import FrozenPolicy, Policy
-from spiral_mega.policy.reference import reference_path
-from spiral_mega.runtime import Runtime
+from spiral_mega.policy.megatron.limits import check_layout
+from spiral_mega.policy.protocol import FrozenPolicy, Policy
 
 __all__ = ["FrozenPolicy", "Policy", "build_policies", "build_policy", "check_policy"]
 
@@ -32,8 +32,8 @@ def build_policies(config: Config, runtime: Runtime) -> tuple[dict[str, Policy],
     two, configs = config.two_models, model_configs(config)
     if two is None:
         return {name: build_policy(each, runtime) for name, each in configs.items()}, {}
-    from spiral_mega.policy.fsdp.model import build_model
-    from spiral_mega.policy.fsdp.policy import FsdpModel, FsdpPolicy
+    from spiral_mega.policy.fsdp.fsdp_policy import FsdpModel, FsdpPolicy
+    from spiral_mega.policy.fsdp.sharded_model import build_model
 
     base = None
     if two.form == "adapters":
@@ -52,9 +52,9 @@ def build_policies(config: Config, runtime: Runtime) -> tuple[dict[str, Policy],
 def build_policy(config: Config, runtime: Runtime) -> Policy:
     """The policy of a run of one model, on what `policy.backend` names."""
     if config.policy.backend == "megatron":
-        from spiral_mega.policy.megatron.policy import MegatronPolicy
+        from spiral_mega.policy.megatron.megatron_policy import MegatronPolicy
 
         return MegatronPolicy(config, runtime)
-    from spiral_mega.policy.fsdp.policy import FsdpPolicy
+    from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
 
     return FsdpPolicy(config, runtime)

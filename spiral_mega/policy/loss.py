@@ -8,8 +8,8 @@ import torch
 
 from spiral_mega.algorithm.losses import LossFunction
 from spiral_mega.algorithm.regularizers import Regularizers, kl_estimate
-from spiral_mega.distributed import max_over_ranks, sum_over_ranks
-from spiral_mega.packing.batch import TreeBatch
+from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
+from spiral_mega.packing.tree_batch import TreeBatch
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spiral_mega.telemetry.atomic import atomic_path
-from spiral_mega.telemetry.figures import SHARES
+from spiral_mega.telemetry.formatting import SHARES
 from spiral_mega.telemetry.metrics_file import read_metrics
 
 if TYPE_CHECKING:

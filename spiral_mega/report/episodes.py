@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spiral_mega.errors import UserError
-from spiral_mega.traces import NO_CREDIT, SEARCH
+from spiral_mega.traces import ADVANTAGE_EPS, SEARCH
 
 EPISODES_A_BLOCK = 16
 TITLE_CHARS = 160
@@ -117,7 +117,7 @@ def _entry(row: dict[str, Any], origin: str, trained: bool, blocks: Blocks) -> d
         "origin": origin,
         "search": sum(search) / len(search) if search else None,
         "aggregation": sum(answers) / len(answers) if answers else None,
-        "flags": (EFFECTIVE if any(abs(trace["advantage"]) > NO_CREDIT for trace in traces) else 0)
+        "flags": (EFFECTIVE if any(abs(trace["advantage"]) > ADVANTAGE_EPS for trace in traces) else 0)
         | (GATED if any(trace["gated"] for trace in traces) else 0)
         | (CUT if any(trace["finish"] == "length" for trace in traces) else 0)
         | (FAILED if any(trace["verification"] != "ok" for trace in traces) else 0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiral_mega.telemetry.figures import SHARES, format_metric
+from spiral_mega.telemetry.formatting import SHARES, format_metric
 
 
 def before_after_table(before: dict[str, float], after: dict[str, float]) -> str:

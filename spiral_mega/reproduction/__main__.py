@@ -13,9 +13,8 @@ import numpy as np
 import typer
 
 from spiral_mega.config.harnesses import PassAtK, Rsa, Sequential
-from spiral_mega.config.load import load_config
 from spiral_mega.errors import UserError
-from spiral_mega.evaluation.samples import numbers_of_samples
+from spiral_mega.evaluation.harnesses.independent_samples import numbers_of_samples
 from spiral_mega.reproduction.figures import draw
 from spiral_mega.reproduction.findings import Measured, as_json, compare, efficiency, findings, summary
 from spiral_mega.reproduction.runs import (
@@ -33,6 +32,7 @@ from spiral_mega.reproduction.runs import (
 )
 from spiral_mega.reproduction.tables import markdown, write_into
 from spiral_mega.telemetry import read_metrics, write_json_atomic
+from spiral_mega.validation.load import load_config
 
 EVERY = ",".join(arm.name for arm in ARMS)
 BEGAN = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spiral_mega.evaluation.estimators import bootstrap_interval, crossed_interval
+from spiral_mega.statistics.estimators import bootstrap_interval, crossed_interval
 
 Values = np.ndarray  # [seeds, problems]
 Measured = Mapping[str, Values]  # by measure, "harness metric x"

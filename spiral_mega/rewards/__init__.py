@@ -6,7 +6,7 @@ Kinds: `math` (last boxed answer, math-verify), `exact` (text), `arithmetic` (nu
 
 from spiral_mega.rewards.agreement import group_answers
 from spiral_mega.rewards.answers import normalize_answer
-from spiral_mega.rewards.kinds import check_kind
+from spiral_mega.rewards.registry import check_kind
 from spiral_mega.rewards.verifier import Verdict, Verifier, verify
 
 __all__ = ["Verdict", "Verifier", "check_kind", "group_answers", "normalize_answer", "verify"]

@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from spiral_mega.rewards.kinds import BUILT_IN
+from spiral_mega.rewards.registry import BUILT_IN
 from spiral_mega.rewards.verifier import Verifier
 
 Groups = list[int | None]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pebble import ProcessPool
 
+from spiral_mega.process.signals import block_signals
 from spiral_mega.rewards import worker
 from spiral_mega.rewards.answers import normalize_answer
-from spiral_mega.rewards.kinds import check_kind
+from spiral_mega.rewards.registry import check_kind
 from spiral_mega.rewards.spawn import MainlessContext
-from spiral_mega.shield import shield_thread
+from spiral_mega.traces import Problem
+
+if TYPE_CHECKING:  # verifier processes import this module: without pydantic they start sooner
+    from spiral_mega.config import RewardsConfig
 
 Status = Literal["ok", "timeout", "crash", "error"]
 STATUSES: tuple[Status, ...] = ("ok", "timeout", "crash", "error")
@@ -68,7 +72,7 @@ class Verifier:
         self._lock = Lock()
         self._closed = False
         # One thread starts all processes and outlives them: the kernel ends a child with the thread that made it.
-        self._keeper = ThreadPoolExecutor(1, "verifier-keeper", initializer=shield_thread)
+        self._keeper = ThreadPoolExecutor(1, "verifier-keeper", initializer=block_signals)
         self._pool: ProcessPool | None = None
         self._keeper.submit(self._start_pool)
 
@@ -189,3 +193,9 @@ def verify(
     """The rewards of `responses`, in order, as `Verifier.verify` gives them; starts processes for it (1 to 2 s)."""
     with Verifier(time_limit_s, workers, (kind,)) as verifier:
         return [verdict.reward for verdict in verifier.verify(responses, answers, kind)]
+
+
+def make_verifier(config: RewardsConfig, problems: Iterable[Problem]) -> Verifier:
+    """The verifier processes, with all that these problems need loaded before any limit runs."""
+    kinds = sorted({problem.kind for problem in problems})
+    return Verifier(config.time_limit_s, config.workers, kinds)

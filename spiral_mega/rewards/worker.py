@@ -11,7 +11,7 @@ import signal
 from contextlib import suppress
 from functools import cache
 
-from spiral_mega.rewards.kinds import RewardFunction, load_kind
+from spiral_mega.rewards.registry import RewardFunction, load_kind
 
 _PR_SET_PDEATHSIG = 1
 _DETAIL_CHARS = 500

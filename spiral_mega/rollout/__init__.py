@@ -1,11 +1,11 @@
 """Sampling: the engine protocol and engines, the search-to-aggregation pipeline, and the batch of a step."""
 
 from spiral_mega.config import Config
-from spiral_mega.config.models import ONE, model_configs
+from spiral_mega.config.model_set import DEFAULT_MODEL, model_configs
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
 from spiral_mega.rollout.engine import Replica, RolloutEngine, Sampler, make_replica
 from spiral_mega.rollout.two_engines import TwoEngines
-from spiral_mega.runtime import Runtime
 
 __all__ = ["RolloutEngine", "Sampler", "build_engine", "build_engines"]
 
@@ -22,7 +22,7 @@ def build_engines(
         engine = VllmEngine(config, stop_ids, runtime, replica, models=tuple(configs))
         return engine, {name: engine.part(name) for name in configs}
     engines = {name: build_engine(each, stop_ids, runtime) for name, each in configs.items()}
-    return engines[ONE] if len(engines) == 1 else TwoEngines(engines), engines
+    return engines[DEFAULT_MODEL] if len(engines) == 1 else TwoEngines(engines), engines
 
 
 def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> RolloutEngine:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from spiral_mega.runtime import Runtime
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.traces import SEARCH, FinishReason
 
 

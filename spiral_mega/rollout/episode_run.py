@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.sets import SetOrder, list_in_order
 from spiral_mega.config import RolloutConfig
 from spiral_mega.environments import Environment
-from spiral_mega.prompts import Prompter
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.conversation import Conversation
 from spiral_mega.rollout.engine import Request, Sample
@@ -40,7 +40,7 @@ class Recipe:
     prompter: Prompter
     verifier: Verifier
     tokenizer: PreTrainedTokenizerBase
-    plan: Plan
+    plan: SamplingPlan
     set_order: SetOrder
     rollout: RolloutConfig
     environment: Environment | None = None

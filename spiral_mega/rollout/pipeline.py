@@ -19,12 +19,13 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config import AlgorithmConfig, RolloutConfig
-from spiral_mega.distributed import Beside, exchange, gather_objects
+from spiral_mega.distributed.background import BackgroundCollectives
+from spiral_mega.distributed.collectives import all_to_all_objects, gather_objects
 from spiral_mega.environments import make_environment
-from spiral_mega.heartbeat import beat
-from spiral_mega.prompts import Prompter
+from spiral_mega.process.heartbeat import heartbeat
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Request, Sample, Sampler
 from spiral_mega.rollout.episode_run import EpisodeRun, Recipe, Task
@@ -71,10 +72,10 @@ class Pipeline:
         algorithm: AlgorithmConfig,
         rollout: RolloutConfig,
         interrupted: Callable[[], bool] = lambda: False,
-        plan: Plan | None = None,
+        plan: SamplingPlan | None = None,
     ) -> None:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
-        plan, environment = plan or Plan.of(algorithm), make_environment(rollout)
+        plan, environment = plan or SamplingPlan.from_algorithm(algorithm), make_environment(rollout)
         self.recipe = Recipe(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
         self.steps = exchange_steps(rollout)
         self.lag = LAG if engine.replica.count > 1 else 0
@@ -167,12 +168,12 @@ class _Stream:
         self._draw({})
         started = reported = time.monotonic()
         done = 0
-        with Beside() as beside:
+        with BackgroundCollectives() as beside:
             while True:
                 limit = self.now + self.pipeline.steps
                 while self.engine.has_unfinished() and self.now < limit:
                     self.now += 1
-                    beat()
+                    heartbeat()
                     for sample in self.engine.step():
                         done += 1
                         self._sampled(sample)
@@ -184,7 +185,7 @@ class _Stream:
                 under_way = beside.submit(self._exchange, *self._tell())
                 if under_way > self.pipeline.lag and not self._take_up(beside.wait()):
                     break
-                beat()  # also where nothing is sampled: the others move
+                heartbeat()  # also where nothing is sampled: the others move
         # Every rank has told as often as this one, so the exchanges still under way had an end.
         if self.interrupted:
             raise Interrupted
@@ -274,7 +275,7 @@ class _Stream:
         others = min((load for i, load in enumerate(loads) if i != self.replica.index), default=float("inf"))
         letters: list[Request | Sample] = [item for item in ready if places[item.key] == self.replica.index]
         if places or any(each.mail for each in states):
-            letters = exchange(self._outgoing(ready, mail, places), self.pipeline.group) + letters
+            letters = all_to_all_objects(self._outgoing(ready, mail, places), self.pipeline.group) + letters
         return _News(told, letters, others)
 
     def _of_replicas(self, told: list[_State]) -> list[_State]:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spiral_mega.algorithm.objectives import Objective
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry.trace_writer import EPISODE, episode_of, episode_row, read_traces, trace_path, write_rows
 from spiral_mega.traces import Episode
 

@@ -12,13 +12,13 @@ from collections.abc import Sequence as Seq
 import torch
 
 from spiral_mega.config import Config
-from spiral_mega.config.models import named
-from spiral_mega.distributed import max_over_ranks
+from spiral_mega.config.model_set import metric_key
+from spiral_mega.distributed.collectives import max_over_ranks
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import FrozenPolicy
 from spiral_mega.rollout.engine import Request, RolloutEngine
-from spiral_mega.runtime import Runtime
 
 CANARY_TOKENS = 16
 
@@ -85,7 +85,7 @@ class WeightSync:
         while self.engine.has_unfinished():
             samples += self.engine.step()
         (sample,) = samples
-        canary = Sequence((0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
+        canary = TrainingSequence((0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
         difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
         # NaN counts as infinitely far, not as smaller than the bound.
         return float(difference.abs().nan_to_num(nan=float("inf")).max())
@@ -104,4 +104,4 @@ class Syncs:
 
     def __call__(self) -> dict[str, float]:
         """As WeightSync's, the gaps by model."""
-        return {named(gap, model): value for model, sync in self.by_model.items() for gap, value in sync().items()}
+        return {metric_key(gap, model): value for model, sync in self.by_model.items() for gap, value in sync().items()}

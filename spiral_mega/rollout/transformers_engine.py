@@ -16,14 +16,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
-from spiral_mega.checkpoint.names import checkpoint_tensors
 from spiral_mega.config import Config
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
+from spiral_mega.models.tensor_names import checkpoint_tensors
+from spiral_mega.models.weights import checked_weights
 from spiral_mega.rollout.decoding import ATTENTION, growing_cache
 from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
-from spiral_mega.rollout.weights import checked_weights
-from spiral_mega.runtime import Runtime
 from spiral_mega.traces import FinishReason
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from spiral_mega.config.models import writer
+from spiral_mega.config.model_set import model_for
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.traces import SEARCH
 
@@ -17,7 +17,7 @@ class TwoEngines:
         self.engines, self.replica = dict(engines), engines[SEARCH].replica
 
     def add(self, request: Request) -> None:
-        self.engines[writer(request.component, self.engines)].add(request)
+        self.engines[model_for(request.component, self.engines)].add(request)
 
     def step(self) -> list[Sample]:
         return [sample for each in self.engines.values() if each.has_unfinished() for sample in each.step()]

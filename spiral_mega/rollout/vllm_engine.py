@@ -22,12 +22,12 @@ import torch
 from safetensors.torch import save_file
 
 from spiral_mega.config import Config
-from spiral_mega.config.models import ONE, writer
+from spiral_mega.config.model_set import DEFAULT_MODEL, model_for
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
+from spiral_mega.models.weights import checked_weights, weight_shapes
 from spiral_mega.rollout.engine import Replica, Request, RolloutEngine, Sample
 from spiral_mega.rollout.vllm_experts import pack_experts_on_every_load
-from spiral_mega.rollout.weights import checked_weights, weight_shapes
-from spiral_mega.runtime import Runtime
 
 # Read by vLLM at import. In-process, or the engine core would be a process of its own, out of reach of the weights.
 ENVIRONMENT = {
@@ -52,7 +52,7 @@ class VllmEngine:
         stop_ids: frozenset[int],
         runtime: Runtime,
         replica: Replica,
-        models: Sequence[str] = (ONE,),
+        models: Sequence[str] = (DEFAULT_MODEL,),
     ) -> None:
         self.replica = replica
         rollout = config.rollout
@@ -126,7 +126,7 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
-            adapter = self._adapters.get(writer(request.component, self._ids))
+            adapter = self._adapters.get(model_for(request.component, self._ids))
             self._engine.add_request(name, prompt, params, lora_request=adapter, priority=request.priority)
 
     def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
@@ -158,7 +158,7 @@ class VllmEngine:
         with self._receiving():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
 
-    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]], model: str = ONE) -> None:
+    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]], model: str = DEFAULT_MODEL) -> None:
         from vllm.lora.request import LoRARequest
 
         assert self._lora is not None

@@ -11,15 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from spiral_mega.simulation.engine import EPSILON, Engine, Sequence
-from spiral_mega.simulation.model import EngineModel, Problem, prompt_parts
+from spiral_mega.simulation.sim_engine import EPSILON, Engine, SimSequence
+from spiral_mega.simulation.workload import EngineModel, SimProblem, prompt_parts
 
 MOVE_RATIO = 0.5  # traces move to an engine that reads less than this share of what the busiest reads
 MAX_MOVES = 4  # pairs of engines evened out at one event
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SimPolicy:
     """How a step is scheduled. No choice looks at a length before the trace has ended.
 
     - `barrier`: whether sets wait for all search traces of the step, of their engine, or only for their members.
@@ -47,16 +47,16 @@ class Policy:
 
 
 POLICIES = (
-    Policy("barrier", barrier="step"),
-    Policy("barrier per rank", barrier="engine"),
-    Policy("streaming", quota=None),
-    Policy("streaming, problem queue", quota=0.75),
-    Policy("streaming, ordered", ordered=True),
-    Policy("streaming, exchange of 64", ordered=True, exchange=64),
-    Policy("the same, two late", ordered=True, exchange=64, lag=2),
-    Policy("streaming, routed", ordered=True, route=True),
-    Policy("streaming, routed, moving", ordered=True, route=True, move=True),
-    Policy("routed, moving, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
+    SimPolicy("barrier", barrier="step"),
+    SimPolicy("barrier per rank", barrier="engine"),
+    SimPolicy("streaming", quota=None),
+    SimPolicy("streaming, problem queue", quota=0.75),
+    SimPolicy("streaming, ordered", ordered=True),
+    SimPolicy("streaming, exchange of 64", ordered=True, exchange=64),
+    SimPolicy("the same, two late", ordered=True, exchange=64, lag=2),
+    SimPolicy("streaming, routed", ordered=True, route=True),
+    SimPolicy("streaming, routed, moving", ordered=True, route=True, move=True),
+    SimPolicy("routed, moving, 15 % extra", ordered=True, route=True, move=True, extra=0.15),
 )
 
 
@@ -75,7 +75,7 @@ class Outcome:
     kept: tuple[int, ...]
 
 
-def simulate(policy: Policy, problems: Seq[Problem], model: EngineModel, engines: int, want: int) -> Outcome:
+def simulate(policy: SimPolicy, problems: Seq[SimProblem], model: EngineModel, engines: int, want: int) -> Outcome:
     """Play a step until `want` of `problems` are complete."""
     if not 1 <= want <= len(problems):
         raise ValueError(f"want is {want}: it must be between 1 and the {len(problems)} problems")
@@ -83,7 +83,9 @@ def simulate(policy: Policy, problems: Seq[Problem], model: EngineModel, engines
 
 
 class _Step:
-    def __init__(self, policy: Policy, problems: Seq[Problem], model: EngineModel, engines: int, want: int) -> None:
+    def __init__(
+        self, policy: SimPolicy, problems: Seq[SimProblem], model: EngineModel, engines: int, want: int
+    ) -> None:
         self.policy, self.problems, self.want = policy, problems, want
         self.engines = [Engine(model) for _ in range(engines)]
         self.home = [i % engines for i in range(len(problems))]
@@ -91,12 +93,12 @@ class _Step:
         self.searching = [set(range(len(p.search))) for p in problems]
         self.waiting = [set(range(len(p.sets))) for p in problems]
         self.missing = [sum(1 for _ in p.lengths()) for p in problems]  # traces; also those that no set shows
-        self.place: dict[Sequence, int] = {}  # of every unfinished trace that was submitted
+        self.place: dict[SimSequence, int] = {}  # of every unfinished trace that was submitted
         self.demand = np.zeros(engines)  # tokens of context that a step will read once all there are decoding
         self.enough = model.step / (2 * model.kv)  # demand that takes half as long to read as a step's fixed time
         self.events: list[tuple[float, int, int]] = []
         self.version = [0] * engines  # events of an older version are stale
-        self.just_ended: deque[Sequence] = deque()
+        self.just_ended: deque[SimSequence] = deque()
         self.kept: list[int] = []
         self.ended = self.moved = 0
         self.now = 0.0
@@ -144,9 +146,9 @@ class _Step:
     def _search(self, i: int) -> None:
         prompt = prompt_parts(i, self.problems[i], None)
         for j, length in enumerate(self.problems[i].search):
-            self._submit(Sequence((i, None, j), length, prompt, rank=1.0), self.home[i])
+            self._submit(SimSequence((i, None, j), length, prompt, rank=1.0), self.home[i])
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: SimSequence) -> None:
         e = self.place.pop(sequence)
         self.ended += 1
         i, l, j = sequence.key
@@ -177,14 +179,14 @@ class _Step:
             self.waiting[i].remove(l)
             parts = prompt_parts(i, problem, l)
             rank = -float(sum(tokens for _, tokens in parts)) if self.policy.ordered else 1.0
-            self._place_set(i, [Sequence((i, l, j), n, parts, rank) for j, n in enumerate(problem.aggregation[l])])
+            self._place_set(i, [SimSequence((i, l, j), n, parts, rank) for j, n in enumerate(problem.aggregation[l])])
 
-    def _place_set(self, i: int, sequences: list[Sequence]) -> None:
+    def _place_set(self, i: int, sequences: list[SimSequence]) -> None:
         e = int(self.demand.argmin()) if self.policy.route else self.home[i]
         for sequence in sequences:
             self._submit(sequence, e)
 
-    def _submit(self, sequence: Sequence, e: int) -> None:
+    def _submit(self, sequence: SimSequence, e: int) -> None:
         self.place[sequence] = e
         self._advance(e)
         self.engines[e].add(sequence)
@@ -208,7 +210,7 @@ class _Step:
             if self.demand[most] < self.enough or self.demand[least] > MOVE_RATIO * self.demand[most]:
                 return
             self._advance(most)
-            chosen: list[Sequence] = []
+            chosen: list[SimSequence] = []
             for sequence in reversed(self.engines[most].sequences()):
                 gap -= 2 * sequence.context
                 if gap < 0:
@@ -229,7 +231,7 @@ class _Exchanges(_Step):
     def run(self) -> Outcome:
         self._start()
         self.others = np.full(len(self.engines), np.inf)  # what the least of the others read, as last told
-        self.ready: list[tuple[int, list[Sequence]]] = []
+        self.ready: list[tuple[int, list[SimSequence]]] = []
         told: deque[_Told] = deque()
         placed: deque[np.ndarray] = deque(maxlen=self.policy.lag)  # tokens, by engine, that no telling shows yet
         while len(self.kept) < self.want:
@@ -251,11 +253,11 @@ class _Exchanges(_Step):
             while self.just_ended:
                 self._end(self.just_ended.popleft())
 
-    def _submit(self, sequence: Sequence, e: int) -> None:
+    def _submit(self, sequence: SimSequence, e: int) -> None:
         self.place[sequence] = e
         self.engines[e].add(sequence)
 
-    def _place_set(self, i: int, sequences: list[Sequence]) -> None:
+    def _place_set(self, i: int, sequences: list[SimSequence]) -> None:
         home = self.home[i]
         if self.engines[home].demand() <= self.others[home]:
             for sequence in sequences:
@@ -286,4 +288,4 @@ class _Told:
 
     time: float
     demand: np.ndarray
-    ready: list[tuple[int, list[Sequence]]]
+    ready: list[tuple[int, list[SimSequence]]]

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spiral_mega.telemetry.figures import format_duration, format_metric
+from spiral_mega.telemetry.formatting import format_duration, format_metric
 
 COMPONENTS = ("search", "aggregation")
 BY_COMPONENT = ("reward", "length", "gated", "cut", "entropy")

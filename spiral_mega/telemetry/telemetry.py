@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 from spiral_mega.telemetry.metrics_file import METRICS_NAME, MetricsFile
-from spiral_mega.telemetry.mirror_process import MirrorProcess
 from spiral_mega.telemetry.progress import ProgressView, progress_view
+from spiral_mega.telemetry.tracker_process import MirrorProcess
 
 if TYPE_CHECKING:
     from spiral_mega.config.schema import TelemetryConfig

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from spiral_mega.heartbeat import beat
+from spiral_mega.process.heartbeat import heartbeat
 
 GIB = 1024**3
 
@@ -28,7 +28,7 @@ class StageTimer:
     def __call__(self, stage: str) -> Iterator[None]:
         """Time the block as `stage`. Stages may nest; each counts all of its own time. A raising block counts too."""
         start = time.perf_counter()
-        beat(stage)
+        heartbeat(stage)
         try:
             yield
             self._synchronize()

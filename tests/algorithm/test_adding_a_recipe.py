@@ -6,14 +6,14 @@ import pytest
 
 from spiral_mega.algorithm import objectives
 from spiral_mega.algorithm.objectives import make_objective
-from spiral_mega.config.load import load_config
 from spiral_mega.errors import ConfigError
 from spiral_mega.traces import SEARCH
+from spiral_mega.validation.load import load_config
 
 RECIPE = """
 from dataclasses import dataclass
 
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import Section
 
 
@@ -24,7 +24,7 @@ class Options(Section):
 
 @dataclass
 class Constant:
-    plan: Plan
+    plan: SamplingPlan
     bonus: float
     components = ("search",)
 
@@ -37,7 +37,7 @@ class Constant:
 
 
 def build(config, options):
-    return Constant(Plan(config.search_traces), options.bonus)
+    return Constant(SamplingPlan(config.search_traces), options.bonus)
 """
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
-from spiral_mega.config.models import writer
+from spiral_mega.config.model_set import model_for
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.algorithm.tiny_policy import (
     THETA,
@@ -62,4 +62,4 @@ def test_phi_writes_the_answers_of_every_level():
     options = {"levels": [{"set_size": 2, "num_sets": 4}, {"set_size": 2, "num_sets": 3}]}
     components = make_objective(algorithm(objective="recursive", options=options, search_traces=8)).components
     assert len(components) == 3
-    assert [writer(each, BOTH) for each in components] == [SEARCH, AGGREGATION, AGGREGATION]
+    assert [model_for(each, BOTH) for each in components] == [SEARCH, AGGREGATION, AGGREGATION]

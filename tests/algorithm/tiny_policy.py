@@ -13,7 +13,7 @@ import torch
 from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
-from spiral_mega.config.models import ONE, writer
+from spiral_mega.config.model_set import DEFAULT_MODEL, model_for
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 from tests.algorithm.test_unbiased_designs import draws as draws_of_design
@@ -124,13 +124,13 @@ def episode_of(plan, sets, traces):
     return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.answers] for i in starts])
 
 
-def expected_gradient(config, episodes, theta=THETA, *, model=ONE, frozen=None):
+def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, frozen=None):
     """The gradient of the loss of (probability, episode, shown), each a batch of its own, at theta.
 
     Of two models, that of the one called `model`, whose parameters theta then are.
     """
     objective = make_objective(config, frozen)
-    models = (ONE,) if model == ONE else (SEARCH, AGGREGATION)
+    models = (DEFAULT_MODEL,) if model == DEFAULT_MODEL else (SEARCH, AGGREGATION)
     weighting = make_weighting(config, objective)
     inputs, targets, advantages, ids, weights = [], [], [], [], []
     next_id = itertools.count()
@@ -138,7 +138,7 @@ def expected_gradient(config, episodes, theta=THETA, *, model=ONE, frozen=None):
         objective.assign(episode)
         totals = component_totals([episode], objective.components)
         for made, seen in zip(episode.traces(), shown, strict=True):
-            if made.component not in totals or writer(made.component, models) != model:
+            if made.component not in totals or model_for(made.component, models) != model:
                 continue
             sequence, weight = next(next_id), chance * weighting.trace_weight(made, totals)
             for position, token in enumerate(made.response_ids):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from spiral_mega.analysis import aggregation, tokens, verification
-from spiral_mega.analysis.intervals import ratio
+from spiral_mega.statistics.intervals import ratio
 from tests.analysis.episodes import episode, right, wrong
 
 

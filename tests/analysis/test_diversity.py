@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from spiral_mega.analysis import diversity, entropy, episode_facts
+from spiral_mega.analysis import diversity, entropy, episode_stats
 from spiral_mega.analysis.diversity import level_diversity
 from spiral_mega.analysis.levels import levels
 from tests.analysis.episodes import episode, right, trace, wrong
@@ -67,5 +67,5 @@ def test_entropy_is_the_mean_surprise_of_a_token_and_of_each_tenth():
 def test_sets_that_are_for_credit_alone_have_no_answers_to_speak_of():
     made, groups = episode([right(), wrong()], [(0, 1)])
     assert made.aggregation == []
-    facts = episode_facts(made, groups)
+    facts = episode_stats(made, groups)
     assert (facts["aggregation"], facts["verification"], len(facts["diversity"])) == ([], {}, 1)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spiral_mega.analysis import episode_facts, summarise
+from spiral_mega.analysis import episode_stats, summarise
 from spiral_mega.analysis.training import analyse_training, episodes_in
 from spiral_mega.errors import UserError
 from spiral_mega.telemetry.trace_writer import trace_path, write_traces
@@ -29,7 +29,7 @@ def test_spans_of_steps_are_summarised_with_answers_grouped_by_kind(tmp_path):
         (2, 2, 1),
         (7, 7, 1),
     ]
-    by_hand = summarise([episode_facts(first, [0, 1, 0, 0])] * 2, 0)
+    by_hand = summarise([episode_stats(first, [0, 1, 0, 0])] * 2, 0)
     assert {name: found["points"][0][name] for name in by_hand} == by_hand
     assert json.loads((tmp_path / "analysis.json").read_text()) == json.loads(json.dumps(found))
 

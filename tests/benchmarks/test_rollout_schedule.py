@@ -10,18 +10,18 @@ from matplotlib.image import imread
 
 from benchmarks.rollout_schedule.bounds import lower_bound
 from benchmarks.rollout_schedule.report import compare, plot, table
-from spiral_mega.simulation.engine import Engine, Sequence
-from spiral_mega.simulation.model import (
+from spiral_mega.simulation.schedule import POLICIES, SimPolicy, simulate
+from spiral_mega.simulation.sim_engine import Engine, SimSequence
+from spiral_mega.simulation.workload import (
     QWEN3_4B,
     QWEN3_8B,
     EngineModel,
     Lengths,
-    Problem,
     Shape,
+    SimProblem,
     engine_model,
     sample_problems,
 )
-from spiral_mega.simulation.schedule import POLICIES, Policy, simulate
 
 MODEL = EngineModel(step=3.0, sequence=0.2, kv=0.01, prefill=0.05, pair=0.001, capacity=1e6, chunk=16.0)
 SHAPE = Shape(problems=6, max_tokens=60)
@@ -30,11 +30,11 @@ COMPLETE = [policy for policy in POLICIES if not policy.extra]
 policies = pytest.mark.parametrize("policy", COMPLETE, ids=lambda policy: policy.name)
 
 
-def run_engine(model: EngineModel, sequences: list[Sequence]) -> Engine:
+def run_engine(model: EngineModel, sequences: list[SimSequence]) -> Engine:
     engine = Engine(model)
     for sequence in sequences:
         engine.add(sequence)
-    ended: list[Sequence] = []
+    ended: list[SimSequence] = []
     while (time := engine.next_event()) < math.inf:
         ended += engine.advance(time)
         assert engine.peak <= model.capacity + 1e-6
@@ -42,12 +42,12 @@ def run_engine(model: EngineModel, sequences: list[Sequence]) -> Engine:
     return engine
 
 
-def total_tokens(problems: list[Problem]) -> int:
+def total_tokens(problems: list[SimProblem]) -> int:
     return sum(sum(problem.lengths()) for problem in problems)
 
 
 def test_one_trace_takes_its_prefill_and_its_steps() -> None:
-    engine = run_engine(MODEL, [Sequence(("only",), 30, [("prompt", 40)])])
+    engine = run_engine(MODEL, [SimSequence(("only",), 30, [("prompt", 40)])])
     prefill = 40 / 16 * 3.0 + 0.05 * 40 + 0.001 * 40 * 20
     decode = 30 * (3.0 + 0.2 + 0.01 * 40) + 0.01 * 30 * 30 / 2
     assert engine.now == pytest.approx(prefill + decode) == MODEL.latency(0, 40, 30)
@@ -55,14 +55,14 @@ def test_one_trace_takes_its_prefill_and_its_steps() -> None:
 
 
 def test_traces_of_one_prompt_share_its_prefill_and_each_reads_it() -> None:
-    engine = run_engine(MODEL, [Sequence((i,), 30, [("prompt", 40)]) for i in range(2)])
+    engine = run_engine(MODEL, [SimSequence((i,), 30, [("prompt", 40)]) for i in range(2)])
     prefill = 40 / 16 * 3.0 + 0.05 * 40 + 0.001 * 40 * 20
     assert engine.now == pytest.approx(prefill + 30 * 3.0 + 2 * (30 * (0.2 + 0.01 * 40) + 0.01 * 30 * 30 / 2))
     assert engine.peak == pytest.approx(40 + 2 * 30)
 
 
 def test_a_second_prompt_is_prefilled_while_the_first_decodes() -> None:
-    engine = run_engine(MODEL, [Sequence((i,), 30, [(i, 40)]) for i in range(2)])
+    engine = run_engine(MODEL, [SimSequence((i,), 30, [(i, 40)]) for i in range(2)])
     work = 2 * (MODEL.prefill_time(0, 40) + MODEL.decode(40, 30))
     steps = 40 / 16 + 40 / 16 + 30  # the second starts decoding when both are prefilled
     assert engine.now == pytest.approx(work + 3.0 * steps)
@@ -70,26 +70,26 @@ def test_a_second_prompt_is_prefilled_while_the_first_decodes() -> None:
 
 def test_only_the_parts_that_differ_are_prefilled_and_stored() -> None:
     engine = Engine(MODEL)
-    engine.add(Sequence(("a",), 30, [("x", 10), ("xa", 20)]))
-    engine.add(Sequence(("b",), 30, [("x", 10), ("xb", 5)]))
+    engine.add(SimSequence(("a",), 30, [("x", 10), ("xa", 20)]))
+    engine.add(SimSequence(("b",), 30, [("x", 10), ("xb", 5)]))
     assert engine.stored == 35
 
 
 def test_a_full_cache_makes_the_last_give_way_and_nothing_is_lost() -> None:
     model = replace(MODEL, capacity=200.0)
-    engine = run_engine(model, [Sequence((i,), 60, [(i, 20)]) for i in range(8)])
+    engine = run_engine(model, [SimSequence((i,), 60, [(i, 20)]) for i in range(8)])
     assert engine.preemptions > 0
     assert engine.decoded == pytest.approx(8 * 60)
 
 
 def test_a_trace_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match="never fit the cache"):
-        Engine(replace(MODEL, capacity=50.0)).add(Sequence(("big",), 40, [("prompt", 20)]))
+        Engine(replace(MODEL, capacity=50.0)).add(SimSequence(("big",), 40, [("prompt", 20)]))
 
 
 @policies
-def test_a_lone_chain_takes_the_critical_path(policy: Policy) -> None:
-    problem = Problem(prompt=12, search=(30,), sets=((0,),), aggregation=((25,),))
+def test_a_lone_chain_takes_the_critical_path(policy: SimPolicy) -> None:
+    problem = SimProblem(prompt=12, search=(30,), sets=((0,),), aggregation=((25,),))
     outcome = simulate(policy, [problem], MODEL, engines=2, want=1)
     expected = MODEL.latency(0, 12, 30) + MODEL.latency(0, 12 + 30, 25)
     assert outcome.makespan == pytest.approx(expected)
@@ -132,7 +132,7 @@ def test_waiting_for_more_never_helps_when_prefill_is_free(seed: int, engines: i
     model = replace(MODEL, prefill=0.0, pair=0.0, chunk=1e12)
     batch = sample_problems(SHAPE, LENGTHS, seed)
     streaming, rank, step = (
-        simulate(Policy(barrier, barrier=barrier), batch, model, engines, want=6).makespan
+        simulate(SimPolicy(barrier, barrier=barrier), batch, model, engines, want=6).makespan
         for barrier in ("none", "engine", "step")
     )
     assert streaming <= rank * (1 + 1e-9)
@@ -140,7 +140,7 @@ def test_waiting_for_more_never_helps_when_prefill_is_free(seed: int, engines: i
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_a_seed_fixes_the_outcome(policy: Policy) -> None:
+def test_a_seed_fixes_the_outcome(policy: SimPolicy) -> None:
     first, again, other = (
         simulate(policy, sample_problems(SHAPE, LENGTHS, seed, extra=2), MODEL, 3, want=6) for seed in (7, 7, 8)
     )
@@ -162,7 +162,7 @@ def test_the_step_ends_when_enough_problems_are_complete() -> None:
 def test_routed_sets_use_engines_that_hold_no_problem() -> None:
     batch = sample_problems(SHAPE, LENGTHS, 0)
     static, routed = (
-        simulate(policy, batch, MODEL, engines=12, want=6) for policy in (Policy("a"), Policy("b", route=True))
+        simulate(policy, batch, MODEL, engines=12, want=6) for policy in (SimPolicy("a"), SimPolicy("b", route=True))
     )
     assert routed.busy > 0
     assert routed.makespan < static.makespan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spiral_mega.checkpoint.manager import CheckpointError, CheckpointManager
-from spiral_mega.runtime import Runtime
+from spiral_mega.distributed.runtime import Runtime
 from tests.support.ranks import run_ranks
 
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from spiral_mega.config import Config
-from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import ConfigError
-from spiral_mega.run import check_context
+from spiral_mega.validation.load import dump_config, load_config
+from spiral_mega.validation.models import check_context
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 

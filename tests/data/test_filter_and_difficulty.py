@@ -9,8 +9,8 @@ import pytest
 from spiral_mega.config.schema import DataSource
 from spiral_mega.data.difficulty import split_by_difficulty, write_problems
 from spiral_mega.data.errors import DataError
-from spiral_mega.data.filters import fit_prompts
-from spiral_mega.data.problems import fingerprint, load_problems
+from spiral_mega.data.filters import filter_overlong
+from spiral_mega.data.problems import fingerprint, load_source
 from spiral_mega.traces import Problem
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -22,14 +22,14 @@ def words(problem: Problem) -> list[int]:
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    return load_problems(DataSource(path=str(SAMPLES / "aime24.parquet")))
+    return load_source(DataSource(path=str(SAMPLES / "aime24.parquet")))
 
 
 def test_the_longest_prompt_allowed_is_kept_and_one_token_more_is_not(problems, caplog):
     caplog.set_level(logging.INFO)
     lengths = sorted(len(words(problem)) for problem in problems)
     limit = lengths[len(lengths) // 2]
-    kept, left_out = fit_prompts(problems, words, limit)
+    kept, left_out = filter_overlong(problems, words, limit)
     assert max(len(words(problem)) for problem in kept) == limit
     assert left_out == sum(length > limit for length in lengths) == len(problems) - len(kept)
     assert [p for p in problems if p in kept] == kept, "the order stays"
@@ -39,7 +39,7 @@ def test_the_longest_prompt_allowed_is_kept_and_one_token_more_is_not(problems, 
 def test_a_limit_that_leaves_no_problem_is_an_error_that_names_the_shortest(problems):
     shortest = min(len(words(problem)) for problem in problems)
     with pytest.raises(DataError, match=rf"max_prompt_tokens is 3, .* none of 30 problems .* {shortest} tokens"):
-        fit_prompts(problems, words, 3)
+        filter_overlong(problems, words, 3)
 
 
 def test_only_means_strictly_between_the_bounds_are_kept(problems):
@@ -65,9 +65,9 @@ def test_rewards_that_do_not_fit_the_problems_are_errors(problems):
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.[pj]*")), ids=lambda path: path.stem)
 def test_written_problems_read_back_equal(tmp_path, path):
-    originals = load_problems(DataSource(path=str(path), kind="exact"))
+    originals = load_source(DataSource(path=str(path), kind="exact"))
     assert write_problems(originals, tmp_path / "new" / "kept.jsonl") == len(originals)
-    again = load_problems(DataSource(path=str(tmp_path / "new" / "kept.jsonl")))
+    again = load_source(DataSource(path=str(tmp_path / "new" / "kept.jsonl")))
     assert again == originals
     assert fingerprint(again) == fingerprint(originals)
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["kept.jsonl"]
@@ -77,7 +77,7 @@ def test_written_problems_keep_odd_text_and_alternatives(tmp_path):
     turns = tuple({"role": r, "content": f"{r} \u2028 \x85 \u00e9 {{}} \\boxed{{}}\n"} for r in ("system", "user"))
     odd = [Problem("a b/\u00e9", turns, ("1.50", " $x$ "), "module:function", "", {"tests": [{"in": None}]})]
     write_problems(odd, tmp_path / "odd.jsonl")
-    assert load_problems(DataSource(path=str(tmp_path / "odd.jsonl"))) == odd
+    assert load_source(DataSource(path=str(tmp_path / "odd.jsonl"))) == odd
 
 
 def test_writing_nothing_or_elsewhere_than_jsonl_is_an_error(tmp_path, problems):
@@ -94,4 +94,4 @@ def test_a_damaged_row_of_ours_is_named(tmp_path, problems):
     for key, value, complaint in [("answer", "1", "not a list of texts"), ("kind", None, "kind is null")]:
         (tmp_path / "a.jsonl").write_text(lines[0] + "\n" + json.dumps({**row, key: value}) + "\n")
         with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {complaint}|a\.jsonl, line 2: .*{complaint}"):
-            load_problems(DataSource(path=str(tmp_path / "a.jsonl")))
+            load_source(DataSource(path=str(tmp_path / "a.jsonl")))

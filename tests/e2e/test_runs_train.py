@@ -11,8 +11,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spiral_mega.config.load import load_config
 from spiral_mega.telemetry.trace_writer import read_traces
+from spiral_mega.validation.load import load_config
 from tests.e2e.runs import TrainingRun
 
 pytestmark = pytest.mark.slow

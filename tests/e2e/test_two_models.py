@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spiral_mega.config.load import load_config
-from spiral_mega.prompts import Prompter
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.telemetry import read_metrics
 from spiral_mega.telemetry.trace_writer import episode_of, read_traces
+from spiral_mega.validation.load import load_config
 from tests.e2e.evaluations import evaluate
 from tests.e2e.runs import TrainingRun, assert_same_run, copied, final_weights
 

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.environments.calculator import calculate, reply
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policy
-from spiral_mega.prompts import Prompter
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_tokenizer, stop_ids
-from spiral_mega.runtime import Runtime, start_runtime
 from spiral_mega.telemetry.trace_writer import read_traces
 from spiral_mega.traces import Episode, Problem, Trace
 from tests.e2e.runs import TrainingRun
@@ -138,7 +138,7 @@ def test_the_policy_gives_each_written_token_the_samplers_probability(taught: Pa
     traces = [trace for trace in searches(sample(taught, runtime, "calculator")) if trace.observed]
     policy = build_policy(make_config(taught, policy={"microbatch_tokens": 4096}), runtime)
     sequences = [
-        Sequence((0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observed))
+        TrainingSequence((0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observed))
         for i, t in enumerate(traces)
     ]
     sampled = torch.tensor([p for trace in traces for p in trace.logprobs if not math.isnan(p)])

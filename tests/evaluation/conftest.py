@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spiral_mega.runtime import Runtime, start_runtime
+from spiral_mega.distributed.runtime import Runtime, start_runtime
 
 
 @pytest.fixture(scope="module")

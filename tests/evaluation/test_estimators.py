@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from spiral_mega.evaluation.estimators import (
+from spiral_mega.statistics.estimators import (
     best_of_k,
     bootstrap_interval,
     majority_of_k,

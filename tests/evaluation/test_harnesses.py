@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.config.harnesses import Harness
 from spiral_mega.errors import ConfigError
-from spiral_mega.evaluation.harnesses import MODULES, samplings
-from spiral_mega.evaluation.judged import Judged
+from spiral_mega.evaluation.graded_episode import GradedEpisode
+from spiral_mega.evaluation.harnesses.registry import MODULES, samplings
 from tests.rollout.scripted import settings
 
 LONGEST = 8
@@ -20,11 +20,11 @@ def harness(**values):
     return TypeAdapter(Harness).validate_python(values)
 
 
-def judged(rewards, groups=None, lengths=None, **more):
+def graded(rewards, groups=None, lengths=None, **more):
     """Prompts of 10 tokens, 4 of them cached; responses of 5 unless told."""
     count = len(rewards)
     tokens = {"prompt": [10] * count, "generated": lengths or [5] * count, "cached": [4] * count}
-    return Judged("p", rewards, groups or [0] * count, tokens, **more)
+    return GradedEpisode("p", rewards, groups or [0] * count, tokens, **more)
 
 
 def measures(of, *records):
@@ -35,8 +35,8 @@ def measures(of, *records):
 
 def test_pass_at_k_reports_powers_of_two_and_the_tokens_that_k_responses_cost():
     of = harness(kind="pass_at_k", samples=6)
-    plan, found = measures(of, judged([1, 0, 0, 0, 0, 0]), judged([0.9] * 6, lengths=[1, 2, 3, 4, 5, 9]))
-    assert plan == Plan(6)
+    plan, found = measures(of, graded([1, 0, 0, 0, 0, 0]), graded([0.9] * 6, lengths=[1, 2, 3, 4, 5, 9]))
+    assert plan == SamplingPlan(6)
     assert [each.x for each in found] == [1, 2, 4, 6]
     assert [each.values for each in found] == [[pytest.approx(k / 6), 0.0] for k in (1, 2, 4, 6)]
     assert found[1].tokens == pytest.approx({"prompt": 20.0, "generated": (10 + 8) / 2, "cached": 8.0})
@@ -45,18 +45,18 @@ def test_pass_at_k_reports_powers_of_two_and_the_tokens_that_k_responses_cost():
 
 
 def test_majority_counts_answers_and_best_of_n_takes_part_of_a_reward():
-    record = judged([0, 0, 1, 0.5], groups=[1, 1, 2, 3])
+    record = graded([0, 0, 1, 0.5], groups=[1, 1, 2, 3])
     _, found = measures(harness(kind="majority", samples=4, ks=[4, 1]), record)
     assert [(each.x, each.values) for each in found] == [(1, [pytest.approx(1.5 / 4)]), (4, [0.0])]
-    _, found = measures(harness(kind="best_of_n", samples=4, ks=[3]), judged([0, 0, 0.5, 0.25]))
+    _, found = measures(harness(kind="best_of_n", samples=4, ks=[3]), graded([0, 0, 0.5, 0.25]))
     assert found[0].values == [pytest.approx((3 * 0.5 + 0.25) / 4)]
 
 
 def test_sequential_reads_rewards_at_each_budget_and_counts_no_token_past_it():
     of = harness(kind="sequential", samples=2, budgets=[8, 2])
     cut = {"2": [0.0, 1.0], "8": [1.0, 1.0]}
-    plan, found = measures(of, judged([1, 1], lengths=[7, 1], cut=cut))
-    assert plan == Plan(2, max_tokens=8)
+    plan, found = measures(of, graded([1, 1], lengths=[7, 1], cut=cut))
+    assert plan == SamplingPlan(2, max_tokens=8)
     assert [(each.x, each.values, each.tokens["generated"]) for each in found] == [(2, [0.5], 1.5), (8, [1.0], 4.0)]
     assert MODULES["sequential"].budgets(harness(kind="sequential"), 100) == [13, 25, 50, 100]
 
@@ -64,8 +64,8 @@ def test_sequential_reads_rewards_at_each_budget_and_counts_no_token_past_it():
 def test_rsa_reads_each_population_by_itself_and_adds_up_what_it_took_to_get_there():
     of = harness(kind="rsa", population=3, set_size=2, steps=2)
     rewards, groups = [1, 0, 0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 1, 2, 3, 4]
-    plan, found = measures(of, judged(rewards, groups))
-    assert plan == Plan(3, levels=(Level(3, 2, "independent"),) * 2)
+    plan, found = measures(of, graded(rewards, groups))
+    assert plan == SamplingPlan(3, levels=(Level(3, 2, "independent"),) * 2)
     values = {(each.x, each.metric): each.values[0] for each in found}
     assert values == {
         (0, "mean"): pytest.approx(1 / 3), (0, "majority"): 0.0, (0, "best"): 1.0,
@@ -80,14 +80,14 @@ def test_rsa_reads_each_population_by_itself_and_adds_up_what_it_took_to_get_the
 def test_a_pipeline_is_its_stages_and_is_read_at_the_end():
     stages = [{"search": 4, "tokens": 3}, {"aggregate": 2, "set_size": 3, "tokens": 5}, {"aggregate": 1, "set_size": 2}]
     of = harness(kind="pipeline", name="mine", stages=stages, read="best")
-    plan, (found,) = measures(of, judged([1, 1, 1, 1, 0, 0, 0.5]))
-    assert plan == Plan(4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3)
+    plan, (found,) = measures(of, graded([1, 1, 1, 1, 0, 0, 0.5]))
+    assert plan == SamplingPlan(4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3)
     assert (found.harness, found.values, found.budget) == ("mine", [0.5], 4 * 3 + 2 * 5 + LONGEST)
     assert [plan.limit(index) for index in (None, 0, 1, 2)] == [3, 5, 5, None]
 
 
 def test_each_set_is_drawn_without_replacement_from_the_level_before_and_all_are_equally_likely():
-    plan = Plan(4, answers=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
+    plan = SamplingPlan(4, answers=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
     rng = np.random.default_rng(0)
     drawn = [plan.draw_sets(rng) for _ in range(3000)]
     for sets in drawn:
@@ -113,8 +113,8 @@ def test_harnesses_with_one_plan_share_its_samples():
     found = samplings(config)
     assert [(each.name, len(each.measures)) for each in found] == [("search4", 2), ("search8", 1)]
     names = [
-        Plan(8, levels=(Level(8, 4, "independent"),) * 2),
-        Plan(8, levels=(Level(8, 4, "independent", 16),) * 2, max_tokens=4),
+        SamplingPlan(8, levels=(Level(8, 4, "independent"),) * 2),
+        SamplingPlan(8, levels=(Level(8, 4, "independent", 16),) * 2, max_tokens=4),
     ]
     assert len({*names}) == 2
 

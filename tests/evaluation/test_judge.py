@@ -1,16 +1,16 @@
-"""What is judged of an episode, against sampling and verifying it anew."""
+"""What is graded of an episode, against sampling and verifying it anew."""
 
 import pytest
 
-from spiral_mega.algorithm.plan import Level, Plan
-from spiral_mega.evaluation.judge import judge
-from spiral_mega.prompts import Prompter
+from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
+from spiral_mega.evaluation.grading import grade
+from spiral_mega.models.tokenizer import load_tokenizer
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_tokenizer
 from tests.rollout.launches import PROBLEMS, real_config
 from tests.rollout.reward_kinds import word_sum
 from tests.support.tiny_models import END_ID
@@ -39,26 +39,26 @@ def sample(parts, plan):
 
 def test_a_budget_read_off_the_longest_response_is_what_sampling_with_it_gives(parts):
     _, tokenizer, _, verifier = parts
-    judged = [judge(episode, CUTS, verifier, tokenizer) for episode in sample(parts, Plan(6))]
-    lengths = {length for each in judged for length in each.tokens["generated"]}
+    graded = [grade(episode, CUTS, verifier, tokenizer) for episode in sample(parts, SamplingPlan(6))]
+    lengths = {length for each in graded for length in each.tokens["generated"]}
     assert lengths == {4, 8}, "some end by themselves, most at the limit"
     for budget in CUTS:
-        anew = sample(parts, Plan(6, max_tokens=budget))
-        assert [each.cut[str(budget)] for each in judged] == [[t.reward for t in e.search] for e in anew]
-    assert [each.cut["8"] for each in judged] == [each.rewards for each in judged]
-    assert [each.cut["1"] for each in judged] != [each.cut["8"] for each in judged]
+        anew = sample(parts, SamplingPlan(6, max_tokens=budget))
+        assert [each.cut[str(budget)] for each in graded] == [[t.reward for t in e.search] for e in anew]
+    assert [each.cut["8"] for each in graded] == [each.rewards for each in graded]
+    assert [each.cut["1"] for each in graded] != [each.cut["8"] for each in graded]
 
 
 def test_the_facts_on_each_trace_stand_in_the_order_of_the_episodes_traces(parts):
     _, tokenizer, _, verifier = parts
-    plan = Plan(4, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
+    plan = SamplingPlan(4, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
     for episode in sample(parts, plan):
-        judged = judge(episode, (), verifier, tokenizer)
+        graded = grade(episode, (), verifier, tokenizer)
         traces = episode.traces()
         assert len(traces) == 9
-        assert judged.tokens["prompt"] == [len(trace.prompt_ids) for trace in traces]
-        assert judged.tokens["generated"] == [len(trace.response_ids) for trace in traces]
+        assert graded.tokens["prompt"] == [len(trace.prompt_ids) for trace in traces]
+        assert graded.tokens["generated"] == [len(trace.response_ids) for trace in traces]
         if episode.problem.kind != "exact":
-            assert judged.rewards == [word_sum(trace.text, episode.problem.answer) for trace in traces]
-        same = [[a == b for b in judged.groups] for a in judged.groups]
+            assert graded.rewards == [word_sum(trace.text, episode.problem.answer) for trace in traces]
+        same = [[a == b for b in graded.groups] for a in graded.groups]
         assert same == [[a.text.strip() == b.text.strip() for b in traces] for a in traces], "text kinds group by text"

@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.errors import UserError
-from spiral_mega.evaluation.harnesses import Sampling
-from spiral_mega.evaluation.judge import judge
+from spiral_mega.evaluation.grading import grade
+from spiral_mega.evaluation.harnesses.registry import Sampling
 from spiral_mega.evaluation.sampling import sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.rewards import Verifier
@@ -15,7 +15,7 @@ from spiral_mega.rollout.pipeline import Interrupted
 from tests.rollout.scripted import ScriptedEngine, first_come, pipeline_of, problem, settings
 from tests.support.tiny_models import tiny_tokenizer
 
-SAMPLING = Sampling(Plan(3), (), ())
+SAMPLING = Sampling(SamplingPlan(3), (), ())
 PROBLEMS = [problem(f"p{i}", f"w{i} w80") for i in range(5)]
 
 
@@ -38,7 +38,7 @@ def run(folder, verifier, runtime, interrupted=lambda engine: False):
     engine = Forgetful(first_come)
     config = settings(rollout={"exchange_steps": 1})
     pipeline = pipeline_of(engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine))
-    judging = partial(judge, cuts=(), verifier=verifier, tokenizer=tiny_tokenizer())
+    judging = partial(grade, cuts=(), verifier=verifier, tokenizer=tiny_tokenizer())
     try:
         sample(SAMPLING, PROBLEMS, pipeline, judging, Store(folder), runtime, chunk=2, seed=7)
         stopped = False

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from spiral_mega.cli import app
-from spiral_mega.config.load import dump_config, load_config
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.evaluate import prepare
 from spiral_mega.evaluation.target import find_target
+from spiral_mega.validation.load import dump_config, load_config
 
 DEMO = "configs/demo.yaml"
 

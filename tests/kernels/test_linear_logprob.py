@@ -261,7 +261,7 @@ def test_a_target_outside_the_vocabulary_is_impossible() -> None:
 
 def test_little_work_takes_the_plain_path_and_much_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
-    monkeypatch.setattr(dispatch.reference, "linear_logprob", lambda *_: chosen.append("reference"))
+    monkeypatch.setattr(dispatch.whole_logits, "linear_logprob", lambda *_: chosen.append("reference"))
     statistics = cpu.statistics
     monkeypatch.setattr(cpu, "statistics", lambda *a: chosen.append("cpu") or statistics(*a))
     for case in (Case(8, 8, 1000), Case(2000, 8, 1000), Case(8, 2000, 1000)):

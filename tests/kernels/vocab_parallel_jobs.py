@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from spiral_mega.runtime import Runtime
+from spiral_mega.distributed.runtime import Runtime
 from tests.kernels.cases import Case, Tensors, computed
 
 SHARDED = ("weight", "bias", "adapter_weight")

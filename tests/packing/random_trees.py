@@ -2,11 +2,11 @@
 
 from hypothesis import strategies as st
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 
 
 @st.composite
-def draws(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -> list[Sequence]:
+def draws(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -> list[TrainingSequence]:
     """Up to `most` sequences of one or two draws: with few distinct tokens, prefixes, copies and prefixes of each other
     abound. Numbers are exact in float32."""
     tokens = st.integers(0, vocab - 1)
@@ -23,15 +23,15 @@ def draws(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -
     return sequences
 
 
-def make(draw: int, index: int, prompt: list[int], response: list[int], advantage: float = 1.0) -> Sequence:
+def make(draw: int, index: int, prompt: list[int], response: list[int], advantage: float = 1.0) -> TrainingSequence:
     sampler = [-0.25 - ((3 * index + 5 * j) % 16) / 8 for j in range(len(response))]
-    return Sequence((draw, index), prompt, response, sampler, advantage, weight=(1 + index % 3) / 4)
+    return TrainingSequence((draw, index), prompt, response, sampler, advantage, weight=(1 + index % 3) / 4)
 
 
-def tokens_of(sequence: Sequence) -> tuple[int, ...]:
+def tokens_of(sequence: TrainingSequence) -> tuple[int, ...]:
     return (*sequence.prompt_ids, *sequence.response_ids)
 
 
-def distinct_prefixes(sequences: list[Sequence]) -> set[tuple[int, tuple[int, ...]]]:
+def distinct_prefixes(sequences: list[TrainingSequence]) -> set[tuple[int, tuple[int, ...]]]:
     """The nodes of the forest: every prefix of every sequence, with its draw."""
     return {(s.key[0], tokens_of(s)[:n]) for s in sequences for n in range(1, s.num_tokens + 1)}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.packing.balance import ATTENTION_TOKENS, Branch, branches_of, cut, plan_microbatches
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.balance import ATTENTION_TOKENS, Branch, assign_microbatches, branches_of, cut
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from tests.packing.random_trees import draws, make
 from tests.support.ranks import run_ranks
@@ -43,7 +43,7 @@ def tokens_in(trees: list[list[Branch]], members: list[tuple[int, int]]) -> int:
 
 @given(forests(), st.integers(0, 8000), WORLDS)
 def test_every_sequence_is_in_exactly_one_micro_batch(trees: list[list[Branch]], spare: int, world_size: int) -> None:
-    plan = plan_microbatches(trees, budget_for(trees, spare), world_size)
+    plan = assign_microbatches(trees, budget_for(trees, spare), world_size)
     planned = sorted(key for rank in plan for members in rank for key in members)
     assert planned == sorted(branch.key for tree in trees for branch in tree)
 
@@ -51,7 +51,7 @@ def test_every_sequence_is_in_exactly_one_micro_batch(trees: list[list[Branch]],
 @given(forests(), st.integers(0, 8000), WORLDS)
 def test_no_micro_batch_exceeds_the_budget(trees: list[list[Branch]], spare: int, world_size: int) -> None:
     budget = budget_for(trees, spare)
-    plan = plan_microbatches(trees, budget, world_size)
+    plan = assign_microbatches(trees, budget, world_size)
     assert all(tokens_in(trees, members) <= budget for rank in plan for members in rank)
 
 
@@ -60,7 +60,7 @@ def test_every_rank_has_as_many_micro_batches_and_few_of_them(
     trees: list[list[Branch]], spare: int, world_size: int
 ) -> None:
     budget = budget_for(trees, spare)
-    plan = plan_microbatches(trees, budget, world_size)
+    plan = assign_microbatches(trees, budget, world_size)
     assert len(plan) == world_size
     (rounds,) = {len(rank) for rank in plan}
     computed = sum(tokens_in(trees, members) for rank in plan for members in rank)
@@ -74,7 +74,7 @@ def test_ranks_have_about_the_same_work_at_any_time_and_in_total(
 ) -> None:
     budget = budget_for(trees, spare)
     cost = {key: part.cost for tree in trees for branch in tree for part in cut([branch], budget) for key in part.keys}
-    plan = plan_microbatches([[b._replace(shared=0)] for tree in trees for b in tree], budget, world_size)
+    plan = assign_microbatches([[b._replace(shared=0)] for tree in trees for b in tree], budget, world_size)
     # A micro-batch dearer than another holds a last part that found the other dearer still, or without room.
     longest = budget_for(trees, 0)
     bound = longest + budget * longest / ATTENTION_TOKENS + 1e-6
@@ -104,7 +104,7 @@ def _sizes(tree: list[Branch], places: list[int]) -> list[int]:
 
 
 @given(draws(vocab=2, longest=12))
-def test_planned_tokens_are_those_of_the_trees_that_are_built(sequences: list[Sequence]) -> None:
+def test_planned_tokens_are_those_of_the_trees_that_are_built(sequences: list[TrainingSequence]) -> None:
     sequences = [s for s in sequences if s.key[0] == sequences[0].key[0]]
     by_key = {s.key: s for s in sequences}
     for budget in {max(s.num_tokens for s in sequences) + spare for spare in (0, 5, 1000)}:
@@ -118,33 +118,33 @@ def test_planned_tokens_are_those_of_the_trees_that_are_built(sequences: list[Se
 def test_a_tree_within_the_budget_stays_whole_unless_ranks_would_wait_for_it() -> None:
     tree = [Branch((0, i), 100, 90 if i else 0) for i in range(8)]
     whole = [branch.key for branch in tree]
-    assert plan_microbatches([tree], 1000, 1) == [[whole]]
-    assert all(rank[0] for rank in plan_microbatches([tree], 1000, 1))
+    assert assign_microbatches([tree], 1000, 1) == [[whole]]
+    assert all(rank[0] for rank in assign_microbatches([tree], 1000, 1))
     wide = [Branch((0, i), 100, 1 if i else 0) for i in range(8)]
-    assert sorted(len(rank[0]) for rank in plan_microbatches([wide], 1000, 2)) == [4, 4]
+    assert sorted(len(rank[0]) for rank in assign_microbatches([wide], 1000, 2)) == [4, 4]
 
 
 def test_a_sequence_over_the_budget_is_an_error_that_says_what_to_raise() -> None:
     with pytest.raises(ValueError, match=r"70 tokens exceeds policy\.microbatch_tokens \(69\): raise"):
-        plan_microbatches([[Branch((0, 0), 70, 0)]], 69, 2)
+        assign_microbatches([[Branch((0, 0), 70, 0)]], 69, 2)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_nothing_to_plan_is_no_micro_batch(world_size: int) -> None:
-    assert plan_microbatches([], 100, world_size) == [[] for _ in range(world_size)]
+    assert assign_microbatches([], 100, world_size) == [[] for _ in range(world_size)]
 
 
 def test_fewer_sequences_than_ranks_leave_empty_micro_batches() -> None:
-    plan = plan_microbatches([[Branch((0, 0), 5, 0)], [Branch((1, 0), 7, 0)]], 10, 4)
+    plan = assign_microbatches([[Branch((0, 0), 5, 0)], [Branch((1, 0), 7, 0)]], 10, 4)
     assert sorted(plan) == [[[]], [[]], [[(0, 0)]], [[(1, 0)]]]
 
 
 def test_equal_sequences_are_dealt_out_evenly() -> None:
-    plan = plan_microbatches([[Branch((i, 0), 10, 0)] for i in range(24)], 60, 4)
+    plan = assign_microbatches([[Branch((i, 0), 10, 0)] for i in range(24)], 60, 4)
     assert [[len(members) for members in rank] for rank in plan] == [[6]] * 4
 
 
-def sequences() -> list[Sequence]:
+def sequences() -> list[TrainingSequence]:
     """Draws of four: a prompt, two responses to it, one that reads them, and a stranger."""
     found = []
     for draw in range(100, 94, -1):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from spiral_mega.packing.layout import TreeLayout, find_segments
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import TokenTree, build_tree, sort_tokens
+from spiral_mega.packing.tree_layout import TreeLayout, find_segments
 from tests.packing.random_trees import distinct_prefixes, draws, make, tokens_of
 
 
@@ -25,7 +25,7 @@ def spelled(tree: TokenTree, row: int) -> tuple[int, ...]:
 
 
 @given(draws())
-def test_every_distinct_prefix_of_a_draw_is_one_node(sequences: list[Sequence]) -> None:
+def test_every_distinct_prefix_of_a_draw_is_one_node(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     assert tree.num_tokens == len(distinct_prefixes(sequences))
     rows = [spelled(tree, row) for row in range(tree.num_tokens)]
@@ -33,7 +33,7 @@ def test_every_distinct_prefix_of_a_draw_is_one_node(sequences: list[Sequence]) 
 
 
 @given(draws())
-def test_each_response_position_leads_to_the_node_that_spells_its_sequence(sequences: list[Sequence]) -> None:
+def test_each_response_position_leads_to_the_node_that_spells_its_sequence(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     nodes = iter(tree.response_nodes.tolist())
     for sequence in sequences:
@@ -43,7 +43,7 @@ def test_each_response_position_leads_to_the_node_that_spells_its_sequence(seque
 
 
 @given(draws())
-def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[Sequence]) -> None:
+def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     for row in range(tree.num_tokens):
         seen = [j for j in range(tree.num_tokens) if j <= row < tree.subtree_end[j]]
@@ -52,7 +52,7 @@ def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[Seque
 
 
 @given(draws())
-def test_sorted_neighbours_share_what_they_share(sequences: list[Sequence]) -> None:
+def test_sorted_neighbours_share_what_they_share(sequences: list[TrainingSequence]) -> None:
     tokens, order, shared = sort_tokens(sequences)
     assert sorted(order) == list(range(len(sequences)))
     as_tuples = [tuple(each.tolist()) for each in tokens]
@@ -101,7 +101,7 @@ def test_a_sequence_without_a_prompt_is_refused() -> None:
 
 
 @given(draws(vocab=2, longest=12))
-def test_the_blocks_of_attention_hold_every_visible_pair_once(sequences: list[Sequence]) -> None:
+def test_the_blocks_of_attention_hold_every_visible_pair_once(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     rows = np.arange(tree.num_tokens)
     visible = (rows[None] <= rows[:, None]) & (rows[:, None] < tree.subtree_end[None])

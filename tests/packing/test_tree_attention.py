@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spiral_mega.packing.attention import BACKENDS, tree_attention
-from spiral_mega.packing.layout import TreeLayout
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import TokenTree, build_tree
+from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.packing.varlen import ScoreForm
 from tests.packing.random_trees import draws, make
 from tests.support.largest_tensor import LargestTensor
@@ -65,7 +65,7 @@ def layout_of(tree: TokenTree) -> TreeLayout:
 @settings(deadline=None, max_examples=60)
 @given(draws(vocab=2), HEADS, FORMS, st.booleans())
 def test_forward_and_backward_are_those_of_the_definition(
-    sequences: list[Sequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool
+    sequences: list[TrainingSequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool
 ) -> None:
     tree = build_tree(sequences)
     *inputs, sinks = projections(tree, heads)
@@ -84,7 +84,7 @@ def test_forward_and_backward_are_those_of_the_definition(
 @settings(deadline=None, max_examples=60)
 @given(draws(vocab=2), HEADS, FORMS, st.booleans(), st.data())
 def test_some_of_the_rows_attend_as_they_do_among_all(
-    sequences: list[Sequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool, data: st.DataObject
+    sequences: list[TrainingSequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool, data: st.DataObject
 ) -> None:
     """As ranks share the rows out: outputs of each row, and gradients that add up over the shares."""
     tree = build_tree(sequences)

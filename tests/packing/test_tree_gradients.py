@@ -22,8 +22,8 @@ from transformers import (
 
 from spiral_mega.packing.attention import check_model
 from spiral_mega.packing.balance import branches_of, cut
-from spiral_mega.packing.batch import pack
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.tree_batch import pack
 from tests.packing.random_trees import draws, make
 
 VOCAB = 13
@@ -83,7 +83,7 @@ def model_of(name: str, attention: str, dtype: torch.dtype = torch.float64) -> t
     return model.to(dtype).eval()
 
 
-def alone(model: Any, sequence: Sequence) -> torch.Tensor:
+def alone(model: Any, sequence: TrainingSequence) -> torch.Tensor:
     """Log-probs of the response tokens, by the model's own forward on this sequence only."""
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     with StayInDouble():
@@ -94,7 +94,7 @@ def alone(model: Any, sequence: Sequence) -> torch.Tensor:
     )[: len(sequence.response_ids)]
 
 
-def merged(model: Any, sequences: list[Sequence]) -> torch.Tensor:
+def merged(model: Any, sequences: list[TrainingSequence]) -> torch.Tensor:
     """Log-probs of all response tokens, sequence by sequence, from one pass over the tree."""
     batch = pack(sequences)
     with StayInDouble():
@@ -105,12 +105,12 @@ def merged(model: Any, sequences: list[Sequence]) -> torch.Tensor:
     return logprobs.gather(1, batch.targets[:, None])[batch.reads, 0]
 
 
-def loss(logprobs: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+def loss(logprobs: torch.Tensor, sequence: TrainingSequence) -> torch.Tensor:
     ratio = torch.exp(logprobs - torch.tensor(sequence.sampler_logprobs, dtype=logprobs.dtype))
     return -(sequence.weight * sequence.advantage * ratio).sum()
 
 
-def loss_of_tree(model: Any, sequences: list[Sequence]) -> torch.Tensor:
+def loss_of_tree(model: Any, sequences: list[TrainingSequence]) -> torch.Tensor:
     parts = merged(model, sequences).split([len(s.response_ids) for s in sequences])
     return torch.stack([loss(part, s) for part, s in zip(parts, sequences, strict=True)]).sum()
 
@@ -122,7 +122,7 @@ def gradients(model: torch.nn.Module, total: torch.Tensor) -> Gradients:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
 
 
-def expected_of(name: str, sequences: list[Sequence]) -> tuple[torch.Tensor, Gradients]:
+def expected_of(name: str, sequences: list[TrainingSequence]) -> tuple[torch.Tensor, Gradients]:
     model = model_of(name, "eager")
     total = torch.stack([loss(alone(model, s), s) for s in sequences]).sum()
     return total.detach(), gradients(model, total)
@@ -139,7 +139,7 @@ def assert_same(found: Gradients, expected: Gradients, tolerance: float) -> None
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=6, **SEARCH)
 @given(draws(vocab=3))
-def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences: list[Sequence]) -> None:
+def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences: list[TrainingSequence]) -> None:
     total, expected = expected_of(name, sequences)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
         model = model_of(name, "tree_torch", dtype)
@@ -150,7 +150,7 @@ def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences:
 
 @settings(max_examples=15, **SEARCH)
 @given(draws(vocab=3, most=6), st.integers(0, 12))
-def test_the_gradient_is_the_same_wherever_the_tree_is_cut(sequences: list[Sequence], spare: int) -> None:
+def test_the_gradient_is_the_same_wherever_the_tree_is_cut(sequences: list[TrainingSequence], spare: int) -> None:
     sequences = [s for s in sequences if s.key[0] == sequences[0].key[0]]
     total, expected = expected_of("qwen3", sequences)
     by_key = {s.key: s for s in sequences}

@@ -2,15 +2,15 @@
 
 import random
 
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.metrics import packing_metrics
-from spiral_mega.packing.sequences import Sequence
-from spiral_mega.runtime import Runtime
+from spiral_mega.packing.packing_metrics import packing_metrics
+from spiral_mega.packing.training_sequence import TrainingSequence
 
 
 def distribute_all(
-    runtime: Runtime, arguments: list[tuple[list[Sequence], int, int, int]]
-) -> list[list[list[Sequence]]]:
+    runtime: Runtime, arguments: list[tuple[list[TrainingSequence], int, int, int]]
+) -> list[list[list[TrainingSequence]]]:
     """This rank's micro-batches for each of (sequences, budget, seed of ownership, ranks of a replica); seed 0 gives
     all to rank 0."""
     results = []
@@ -23,7 +23,9 @@ def distribute_all(
     return results
 
 
-def measure(runtime: Runtime, arguments: tuple[list[list[list[list[Sequence]]]], int]) -> list[dict[str, float]]:
+def measure(
+    runtime: Runtime, arguments: tuple[list[list[list[list[TrainingSequence]]]], int]
+) -> list[dict[str, float]]:
     """Metrics of each case, [rank][micro-batch] of sequences, at a budget."""
     cases, budget = arguments
     return [packing_metrics(case[runtime.rank], budget) for case in cases]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.reference import gradients_of, load_model, make_adapters, make_sequences
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
@@ -87,14 +87,14 @@ class Lab:
         return load_model(self.model(case.model), case.lora, self.adapters(case))
 
     @cache  # noqa: B019 (one lab a session)
-    def sequences(self, case: GradientCase) -> list[Sequence]:
+    def sequences(self, case: GradientCase) -> list[TrainingSequence]:
         """Ragged sequences whose gradient has 0.25 as its largest entry, so that 1e-6 means the same in every case."""
         raw = make_sequences(self.model(case.model), 13, seed=1)
         _, gradients = gradients_of(self.plain(case), raw, case.temperature)
         scale = 0.25 / max(float(g.abs().max()) for g in gradients.values())
         return [replace(sequence, weight=scale * sequence.weight) for sequence in raw]
 
-    def with_holes(self, case: GradientCase) -> list[Sequence]:
+    def with_holes(self, case: GradientCase) -> list[TrainingSequence]:
         """Sequences some of whose tokens lack the sampler's log-prob; one lacks them all."""
         holed = []
         for i, sequence in enumerate(self.sequences(case)[:6]):
@@ -104,10 +104,10 @@ class Lab:
         return holed
 
     @cache  # noqa: B019
-    def batches(self, model: str) -> list[list[Sequence]]:
+    def batches(self, model: str) -> list[list[TrainingSequence]]:
         return [make_sequences(self.model(model), 9, seed=10 + i) for i in range(3)]
 
-    def poisoned(self, model: str) -> list[list[Sequence]]:
+    def poisoned(self, model: str) -> list[list[TrainingSequence]]:
         """Three batches; one sequence of the second has no finite gradient."""
         first, (spoilt, *others), last = self.batches(model)
         return [first, [*others, replace(spoilt, advantage=float("inf"))], last]

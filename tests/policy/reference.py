@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.support.tiny_models import FIRST_WORD_ID, VOCAB
 
 Tensors = dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ def make_adapters(folder: Path, lora: dict[str, Any], seed: int) -> Tensors:
     }
 
 
-def token_logprobs(model: nn.Module, sequence: Sequence, temperature: float) -> torch.Tensor:
+def token_logprobs(model: nn.Module, sequence: TrainingSequence, temperature: float) -> torch.Tensor:
     """log p of each response token, given all before it."""
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
@@ -56,7 +56,7 @@ def token_logprobs(model: nn.Module, sequence: Sequence, temperature: float) -> 
     return torch.stack([row[token] for row, token in zip(logprobs, sequence.response_ids, strict=True)])
 
 
-def loss_of(model: nn.Module, sequences: Iterable[Sequence], temperature: float = 1.0) -> torch.Tensor:
+def loss_of(model: nn.Module, sequences: Iterable[TrainingSequence], temperature: float = 1.0) -> torch.Tensor:
     """Sum over sequences and tokens of weight * -exp(log p - log p of the sampler) * advantage; tokens without a
     sampler log-prob count for nothing."""
     total = torch.zeros(())
@@ -68,7 +68,9 @@ def loss_of(model: nn.Module, sequences: Iterable[Sequence], temperature: float 
     return total
 
 
-def gradients_of(model: nn.Module, sequences: Iterable[Sequence], temperature: float = 1.0) -> tuple[float, Tensors]:
+def gradients_of(
+    model: nn.Module, sequences: Iterable[TrainingSequence], temperature: float = 1.0
+) -> tuple[float, Tensors]:
     """The loss and its gradient by parameter name."""
     model.zero_grad(set_to_none=True)
     loss = loss_of(model, sequences, temperature)
@@ -77,7 +79,12 @@ def gradients_of(model: nn.Module, sequences: Iterable[Sequence], temperature: f
 
 
 def train(
-    model: nn.Module, batches: Iterable[tuple[float, list[Sequence]]], *, weight_decay: float, eps: float, clip: float
+    model: nn.Module,
+    batches: Iterable[tuple[float, list[TrainingSequence]]],
+    *,
+    weight_decay: float,
+    eps: float,
+    clip: float,
 ) -> Iterator[tuple[float, Tensors]]:
     """torch's AdamW over (lr, sequences). After each update: the gradient's norm before clipping, and the weights."""
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -93,7 +100,7 @@ def train(
         yield float(norm), {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
-def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) -> list[Sequence]:
+def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) -> list[TrainingSequence]:
     """`count` sequences of ragged length, the first with a response of one token, of two components.
 
     Of a draw's three, the second continues the first's prompt, and the third's prompt is as much of the first as it
@@ -110,7 +117,7 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) 
             first = sequences[-(i % 3)]
             shared = first.prompt_ids if i % 3 == 1 else [*first.prompt_ids, *first.response_ids][:14]
             tokens, prompt = [*shared, *tokens[-response:]], len(shared)
-        bare = Sequence(
+        bare = TrainingSequence(
             key=(i // 3, i % 3),
             prompt_ids=tokens[:prompt],
             response_ids=tokens[prompt:],

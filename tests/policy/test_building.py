@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import MambaConfig
 
+from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.errors import UserError
-from spiral_mega.policy.fsdp.model import build_model
-from spiral_mega.policy.fsdp.policy import FsdpPolicy
-from spiral_mega.runtime import Runtime, start_runtime
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
+from spiral_mega.policy.fsdp.sharded_model import build_model
 from tests.policy.cases import Lab
 from tests.policy.reference import gradients_of, load_model, make_sequences
 from tests.support.configs import make_config

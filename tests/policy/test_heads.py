@@ -19,10 +19,10 @@ from transformers import (
     PhiConfig,
 )
 
+from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.errors import UserError
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
 from spiral_mega.policy.fsdp.head import LogitForm, read_logit_form
-from spiral_mega.policy.fsdp.policy import FsdpPolicy
-from spiral_mega.runtime import Runtime, start_runtime
 from tests.policy.reference import load_model, make_sequences, token_logprobs
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID, PAD_ID, VOCAB, tiny_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.cases import LORA, NO_CLIPPING
 from tests.policy.reference import Tensors, load_model, make_adapters, make_sequences
 from tests.policy.test_gradients import largest_difference
@@ -38,14 +38,14 @@ CASES = {
 }
 
 
-def distributions(model: torch.nn.Module, sequence: Sequence) -> torch.distributions.Categorical:
+def distributions(model: torch.nn.Module, sequence: TrainingSequence) -> torch.distributions.Categorical:
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     logits = model(input_ids=tokens, use_cache=False).logits[0, len(sequence.prompt_ids) - 1 : -1]
     return torch.distributions.Categorical(logits=logits / TEMPERATURE)
 
 
 def plain_gradient(
-    model: torch.nn.Module, reference: torch.nn.Module, case: Case, sequences: list[Sequence]
+    model: torch.nn.Module, reference: torch.nn.Module, case: Case, sequences: list[TrainingSequence]
 ) -> Tensors:
     """Each formula as it is written in a textbook, token by token."""
     total = torch.zeros(())
@@ -79,12 +79,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def sequences(folders: tuple[Path, Path]) -> list[Sequence]:
+def sequences(folders: tuple[Path, Path]) -> list[TrainingSequence]:
     return make_sequences(folders[0], 9, seed=4)
 
 
 @pytest.fixture(scope="module")
-def found(folders: tuple[Path, Path], sequences: list[Sequence]) -> dict[str, Any]:
+def found(folders: tuple[Path, Path], sequences: list[TrainingSequence]) -> dict[str, Any]:
     """Every case on two ranks, in one launch."""
     jobs = {}
     for name, case in CASES.items():
@@ -105,7 +105,7 @@ def found(folders: tuple[Path, Path], sequences: list[Sequence]) -> dict[str, An
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_that_of_plain_models(
-    found: dict[str, Any], folders: tuple[Path, Path], sequences: list[Sequence], name: str
+    found: dict[str, Any], folders: tuple[Path, Path], sequences: list[TrainingSequence], name: str
 ) -> None:
     case = CASES[name]
     adapters = make_adapters(folders[0], case.lora, seed=3) if case.lora else None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.cases import LORA, LR_FACTORS, OPTIMIZER, UPDATES, Lab
 from tests.policy.reference import Tensors, load_adapters, load_model, train
 
@@ -16,7 +16,7 @@ WORLDS = (1, 2)
 
 
 def expected_updates(
-    folder: Path, adapters: Tensors | None, batches: Iterable[tuple[float, list[Sequence]]]
+    folder: Path, adapters: Tensors | None, batches: Iterable[tuple[float, list[TrainingSequence]]]
 ) -> list[tuple[float, Tensors]]:
     """What the plain model makes of (lr factor, sequences)."""
     model = load_model(folder, LORA if adapters else None, adapters)

@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policies
-from spiral_mega.policy.fsdp.policy import FsdpModel, FsdpPolicy
-from spiral_mega.runtime import Runtime
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpModel, FsdpPolicy
 from tests.policy.cases import LORA, NO_CLIPPING
 from tests.policy.workers import Tensors, _optimizer_tensors, _owned, _same, _set, _whole
 from tests.support.configs import make_config
 
-Batches = dict[str, list[list[Sequence]]]
+Batches = dict[str, list[list[TrainingSequence]]]
 
 
 def lab(runtime: Runtime, argument: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def updates(
 
 
 def gradients(
-    runtime: Runtime, folder: Path, sequences: dict[str, list[Sequence]], adapters: dict[str, Tensors]
+    runtime: Runtime, folder: Path, sequences: dict[str, list[TrainingSequence]], adapters: dict[str, Tensors]
 ) -> dict[str, Tensors]:
     """By model, or "one" for a single model on all sequences, what would reach the optimizer; from equal adapters."""
     common = {"model": {"path": str(folder), "lora": LORA}, "optimizer": NO_CLIPPING}

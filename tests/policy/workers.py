@@ -8,11 +8,11 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from spiral_mega.checkpoint.manager import CheckpointManager
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
-from spiral_mega.policy.fsdp.policy import FsdpPolicy
-from spiral_mega.runtime import Runtime
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
 from tests.support.configs import make_config
 
 Sections = dict[str, dict[str, Any]]
@@ -28,7 +28,7 @@ def gradients(
     runtime: Runtime,
     model: Path,
     sections: Sections,
-    splits: dict[str, tuple[list[Sequence], int, int]],
+    splits: dict[str, tuple[list[TrainingSequence], int, int]],
     adapters: Tensors | None = None,
 ) -> dict[str, Any]:
     """The gradient that would reach the optimizer, for each of `splits`: sequences, token budget, seed of ownership."""
@@ -50,7 +50,7 @@ def gradients(
 
 
 def logprobs(
-    runtime: Runtime, model: Path, sections: Sections, sequences: list[Sequence], adapters: Tensors | None
+    runtime: Runtime, model: Path, sections: Sections, sequences: list[TrainingSequence], adapters: Tensors | None
 ) -> dict[tuple[int, int], torch.Tensor]:
     """By key, of `sequences`, which are all rank 0's: the others take part with none."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
@@ -62,7 +62,7 @@ def logprobs(
 
 
 def updates(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], export: Path | None = None
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], export: Path | None = None
 ) -> dict[str, Any]:
     """One update a batch: metrics and trained weights after each, the streamed weights before and after all."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
@@ -91,7 +91,7 @@ def updates(
 
 
 def interrupted(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
 ) -> dict[str, Any]:
     """Train through all of `batches`, saving before the first and after it; then twice again from what was saved."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -111,7 +111,7 @@ def interrupted(
 
 
 def resumed(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path, step: int
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path, step: int
 ) -> dict[str, Any]:
     """Train on `batches` from the checkpoint of `step`, with a policy whose own start is another."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -134,7 +134,7 @@ def build_error(runtime: Runtime, model: Path, sections: Sections) -> str:
     return "no error"
 
 
-def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[Sequence]]) -> dict[str, list[Any]]:
+def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[TrainingSequence]]) -> dict[str, list[Any]]:
     metrics, after = [], []
     for index, batch in enumerate(batches):
         metrics.append(policy.update(distribute(_owned(runtime, batch, index), 60, policy.replica)))
@@ -142,7 +142,7 @@ def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[Sequence]
     return {"metrics": metrics, "after": after}
 
 
-def _owned(runtime: Runtime, sequences: list[Sequence], seed: int) -> list[Sequence]:
+def _owned(runtime: Runtime, sequences: list[TrainingSequence], seed: int) -> list[TrainingSequence]:
     """This rank's share of a random ownership; seed 0 gives everything to rank 0."""
     rng = random.Random(seed)
     owners = [rng.randrange(runtime.world_size) if seed else 0 for _ in sequences]

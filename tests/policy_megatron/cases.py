@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.cases import ATTENTION_AND_MLP, OPTIMIZER, STEPS
 from tests.policy.cases import LORA as EVERYWHERE
 from tests.policy.reference import gradients_of, load_model, make_adapters, make_sequences
@@ -157,7 +157,7 @@ class Lab:
         return path
 
     @cache  # noqa: B019 (one lab a session)
-    def sequences(self, model: str) -> list[Sequence]:
+    def sequences(self, model: str) -> list[TrainingSequence]:
         """Ragged sequences in trees, whose gradient has 0.25 as its largest entry, so that 1e-6 means something."""
         raw = make_sequences(self.model(model), 13, seed=1)
         _, gradients = gradients_of(load_model(self.model(model)), raw)
@@ -165,10 +165,10 @@ class Lab:
         return [replace(sequence, weight=scale * sequence.weight) for sequence in raw]
 
     @cache  # noqa: B019
-    def batches(self, model: str) -> list[list[Sequence]]:
+    def batches(self, model: str) -> list[list[TrainingSequence]]:
         return [make_sequences(self.model(model), 9, seed=10 + i) for i in range(3)]
 
-    def poisoned(self, model: str) -> list[list[Sequence]]:
+    def poisoned(self, model: str) -> list[list[TrainingSequence]]:
         """Three batches; one sequence of the second has no finite gradient."""
         first, (spoilt, *others), last = self.batches(model)
         return [first, [*others, replace(spoilt, advantage=float("inf"))], last]
@@ -179,7 +179,7 @@ class Lab:
         return {name: 0.5 * each for name, each in make_adapters(self.model(model), lora, seed=3).items()}
 
     @cache  # noqa: B019
-    def adapted_sequences(self, name: str) -> list[Sequence]:
+    def adapted_sequences(self, name: str) -> list[TrainingSequence]:
         """As `sequences`, by the gradient of the adapters."""
         _, model, _, lora = LORA[name]
         raw = make_sequences(self.model(model), 13, seed=1)

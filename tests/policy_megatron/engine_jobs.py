@@ -10,12 +10,12 @@ from tests.support.megatron_on_cpu import install
 
 install()
 
+from spiral_mega.distributed.runtime import Runtime  # noqa: E402
 from spiral_mega.packing.balance import distribute  # noqa: E402
-from spiral_mega.packing.sequences import Sequence  # noqa: E402
+from spiral_mega.packing.training_sequence import TrainingSequence  # noqa: E402
 from spiral_mega.policy import build_policy  # noqa: E402
 from spiral_mega.rollout import build_engine  # noqa: E402
 from spiral_mega.rollout.sync import SyncError, WeightSync  # noqa: E402
-from spiral_mega.runtime import Runtime  # noqa: E402
 from tests.policy.reference import load_model  # noqa: E402
 from tests.rollout.vllm_jobs import PROMPTS, requests, response_logprobs, sample  # noqa: E402
 from tests.support.configs import make_config  # noqa: E402
@@ -73,9 +73,11 @@ class _Deaf:
         return getattr(self.engine, name)
 
 
-def _sequences(seed: int) -> list[Sequence]:
+def _sequences(seed: int) -> list[TrainingSequence]:
     rng = random.Random(seed)
     return [
-        Sequence((i, 0), prompt, [rng.randrange(10, 90) for _ in range(6)], [-4.0] * 6, rng.choice([-1.0, 1.0]), 0.1)
+        TrainingSequence(
+            (i, 0), prompt, [rng.randrange(10, 90) for _ in range(6)], [-4.0] * 6, rng.choice([-1.0, 1.0]), 0.1
+        )
         for i, prompt in enumerate(PROMPTS)
     ]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.packing.batch import pack
-from spiral_mega.packing.sequences import Sequence
-from spiral_mega.policy.megatron.context import deal, keys_of_a_head
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.tree_batch import pack
+from spiral_mega.policy.megatron.context_parallel import deal, keys_of_a_head
 from tests.support.tiny_models import tiny_model
 
 
@@ -24,7 +24,7 @@ def test_every_row_has_one_rank_and_every_rank_as_many(costs: list[float], ranks
     assert [rows.tolist() for rows in deal(cost, ranks)] == [rows.tolist() for rows in dealt]
 
 
-def spiral_problem(length: int) -> list[Sequence]:
+def spiral_problem(length: int) -> list[TrainingSequence]:
     """Eight search traces, and four sets of four of them with four aggregation traces each."""
     rng = random.Random(0)
 
@@ -36,7 +36,7 @@ def spiral_problem(length: int) -> list[Sequence]:
     for _ in range(4):
         context = prompt + [token for i in sorted(rng.sample(range(8), 4)) for token in traces[i]]
         sequences += [(context, ids(rng.randint(length // 2, length))) for _ in range(4)]
-    return [Sequence((0, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(sequences)]
+    return [TrainingSequence((0, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(sequences)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -44,9 +44,9 @@ def spiral_problem(length: int) -> list[Sequence]:
 def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
     sequences = spiral_problem(256)
     if shape == "flat":
-        sequences = [Sequence((i, 0), *s_fields(s)) for i, s in enumerate(sequences)]
+        sequences = [TrainingSequence((i, 0), *s_fields(s)) for i, s in enumerate(sequences)]
     elif shape == "one sequence":
-        sequences = [Sequence((0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
+        sequences = [TrainingSequence((0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
     batch = pack(sequences)
     rows = len(batch.layout.depth) // ranks * ranks
     head = np.bincount(batch.rows.numpy(), minlength=rows)[:rows]
@@ -60,7 +60,7 @@ def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
         assert max(in_a_row) > 1.4 * sum(in_a_row) / ranks
 
 
-def s_fields(sequence: Sequence) -> tuple[list[int], list[int], list[float], float, float]:
+def s_fields(sequence: TrainingSequence) -> tuple[list[int], list[int], list[float], float, float]:
     return sequence.prompt_ids, sequence.response_ids, sequence.sampler_logprobs, 1.0, 1.0
 
 

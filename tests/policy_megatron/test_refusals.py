@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from spiral_mega.config.checks import find_contradictions
 from spiral_mega.errors import UserError
 from spiral_mega.policy import check_policy
+from spiral_mega.validation.contradictions import find_contradictions
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 

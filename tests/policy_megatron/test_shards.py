@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
+from spiral_mega.policy.megatron.checkpoint_state import cut_by_blocks, rectangles
 from spiral_mega.policy.megatron.families import Block, Entry, blocks_of, fuse, local_name, part_of, unfuse
-from spiral_mega.policy.megatron.state import cut_by_blocks, rectangles
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from spiral_mega.checkpoint.manager import CheckpointManager
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
-from spiral_mega.runtime import Runtime
+from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.workers import _owned
 from tests.support.configs import make_config
 from tests.support.megatron_on_cpu import install
@@ -19,10 +19,10 @@ install()
 
 from megatron.core import parallel_state  # noqa: E402
 
-from spiral_mega.policy.fsdp.policy import FsdpPolicy  # noqa: E402
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy  # noqa: E402
 from spiral_mega.policy.megatron.families import Part  # noqa: E402
-from spiral_mega.policy.megatron.policy import MegatronPolicy  # noqa: E402
-from spiral_mega.policy.policy import Policy  # noqa: E402
+from spiral_mega.policy.megatron.megatron_policy import MegatronPolicy  # noqa: E402
+from spiral_mega.policy.protocol import Policy  # noqa: E402
 
 Sections = dict[str, dict[str, Any]]
 Tensors = dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ def gradients(
     runtime: Runtime,
     model: Path,
     sections: Sections,
-    splits: dict[str, tuple[list[Sequence], int, int]],
+    splits: dict[str, tuple[list[TrainingSequence], int, int]],
     adapters: Tensors | None = None,
 ) -> dict[str, Any]:
     """The gradient that would reach the optimizer, and log-probs of every `world_size`-th sequence, for each of
@@ -75,7 +75,7 @@ def gradients(
 
 
 def updates(
-    runtime: Runtime, model: Path, sections: Sections, batches: dict[str, list[list[Sequence]]], fsdp: bool
+    runtime: Runtime, model: Path, sections: Sections, batches: dict[str, list[list[TrainingSequence]]], fsdp: bool
 ) -> dict[str, Any]:
     """One update a batch, of this policy and with `fsdp` of that on FSDP2: metrics and weights after each."""
     results = {}
@@ -88,7 +88,7 @@ def updates(
 
 
 def updates_of_adapters(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
 ) -> dict[str, Any]:
     """One update a batch: the adapters at the start and after each, of this policy and of that on FSDP2. What a
     checkpoint and the engine would get at the end."""
@@ -110,7 +110,7 @@ def updates_of_adapters(
     }
 
 
-def _train(policy: Policy, runtime: Runtime, batches: list[list[Sequence]]) -> list[dict[str, Any]]:
+def _train(policy: Policy, runtime: Runtime, batches: list[list[TrainingSequence]]) -> list[dict[str, Any]]:
     steps = []
     for index, batch in enumerate(batches):
         metrics = policy.update(distribute(_owned(runtime, batch, index), 40, policy.replica))
@@ -142,7 +142,7 @@ def _index(part: Part) -> tuple[slice, ...]:
 
 
 def interrupted(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
 ) -> dict[str, Any]:
     """Train through all of `batches`, saving after the first; then again from what was saved."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -155,7 +155,7 @@ def interrupted(
 
 
 def resumed(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[Sequence]], folder: Path
+    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
 ) -> list[dict[str, Any]]:
     """Train on `batches` from the checkpoint after the first, with a policy that has been led astray before."""
     policy = MegatronPolicy(make_config(model, **sections), runtime)

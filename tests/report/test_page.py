@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from spiral_mega.errors import UserError
-from spiral_mega.report.page import write_report
+from spiral_mega.report.write_page import write_report
 from tests.report.runs_by_hand import HOSTILE, SETS, write_large_run, write_metrics, write_results, write_small_run
 
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from spiral_mega.config.load import load_config
 from spiral_mega.reproduction.runs import ARMS, CONFIGS, STARTS, jobs_for
+from spiral_mega.validation.load import load_config
 
 HARNESSES = (
     "[{kind: pass_at_k, samples: 4}, {kind: majority, samples: 4}, {kind: sequential, samples: 2, budgets: [4, 8]},"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from spiral_mega.errors import UserError
-from spiral_mega.evaluation.estimators import bootstrap_interval, crossed_interval
 from spiral_mega.reproduction.findings import Finding, at, compare, efficiency, findings
 from spiral_mega.reproduction.mechanism import favour, set_score, slope
 from spiral_mega.reproduction.tables import BEGIN, END, write_into
+from spiral_mega.statistics.estimators import bootstrap_interval, crossed_interval
 
 
 def every_resample(values):

@@ -9,20 +9,20 @@ from typing import Any
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.config import AlgorithmConfig, BatchConfig, Config
 from spiral_mega.data.sampler import ProblemSampler
-from spiral_mega.distributed import gather_objects
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.evaluation.accuracy import evaluate
 from spiral_mega.filter import filter_by_difficulty
-from spiral_mega.prompts import Prompter
+from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
+from spiral_mega.rollout.batch_metrics import batch_metrics
 from spiral_mega.rollout.engine import Sample, make_replica
 from spiral_mega.rollout.episode_run import Task
-from spiral_mega.rollout.metrics import batch_metrics
 from spiral_mega.rollout.pipeline import LAG, Interrupted, Pipeline
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_tokenizer, stop_ids
-from spiral_mega.runtime import Runtime
 from spiral_mega.traces import Episode, Problem, Trace
 from tests.rollout.scripted import (
     UNEVEN,

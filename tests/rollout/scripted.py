@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from spiral_mega.config import Config
-from spiral_mega.distributed import gather_objects
-from spiral_mega.prompts import Prompter
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import Verifier
 from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.episode_run import Task

@@ -5,12 +5,12 @@ from statistics import fmean
 import pytest
 
 from spiral_mega.config import DataSource
-from spiral_mega.data.problems import load_problems
-from spiral_mega.prompts import Prompter
+from spiral_mega.data.problems import load_source
+from spiral_mega.models.tokenizer import load_tokenizer
+from spiral_mega.models.weights import pretrained_weights
+from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import Request
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.run import load_tokenizer
 from spiral_mega.seeds import derive_seed
 from tests.rollout.engine_models import generate
 from tests.rollout.launches import FILTER_SAMPLES, FILTERED, filter_output, of_ranks, real_config, run_folder
@@ -47,7 +47,7 @@ def seed_of(problem, run_seed):
 @pytest.fixture(scope="module")
 def kept():
     of_ranks(2, "filter")
-    return load_problems(DataSource(path=str(filter_output(2))))
+    return load_source(DataSource(path=str(filter_output(2))))
 
 
 def test_two_ranks_keep_the_problems_that_are_sometimes_solved_in_their_order(means, kept):

@@ -9,7 +9,7 @@ from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
 from spiral_mega.rewards import Verdict, Verifier
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.rollout.metrics import batch_metrics
+from spiral_mega.rollout.batch_metrics import batch_metrics
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import (
     ASSISTANT,

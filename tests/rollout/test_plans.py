@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
-from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.weighting import component_totals
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.recording import Recorder, Replayer
@@ -14,7 +14,7 @@ from tests.rollout.scripted import ScriptedEngine, first_come, pipeline_of, prob
 
 pytestmark = pytest.mark.usefixtures("runtime")
 TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("ab")]
-TWO_LEVELS = Plan(4, 2, (Level(3, 2, "uniform"), Level(2, 3, "ordered")))
+TWO_LEVELS = SamplingPlan(4, 2, (Level(3, 2, "uniform"), Level(2, 3, "ordered")))
 
 
 def run(plan, verifier):
@@ -73,7 +73,7 @@ def test_evaluations_answer_no_more_sets_than_they_need_where_training_answers_n
     many = settings(algorithm={"num_sets": 20}).algorithm
     for objective, sets in (("passk", 2), ("spiral", 20), ("grpo", 20)):
         training = make_objective(many.model_copy(update={"objective": objective})).plan
-        plan = Plan.of_evaluation(many, training)
+        plan = SamplingPlan.for_evaluation(many, training)
         assert (plan.levels[0].sets, plan.answers, plan.search_traces) == (sets, 2, 6)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.sets import sample_sets
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import (
@@ -24,7 +24,7 @@ from tests.support.tiny_models import END_ID
 pytestmark = pytest.mark.usefixtures("runtime")
 COMPONENT = [AGGREGATION] * 3 + ["aggregation_2"] * 2
 TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("ab")]
-PLAN = Plan(4, answers=2, levels=(Level(3, 2, "independent", 5), Level(2, 4, "independent")), max_tokens=3)
+PLAN = SamplingPlan(4, answers=2, levels=(Level(3, 2, "independent", 5), Level(2, 4, "independent")), max_tokens=3)
 
 
 def run(engine, verifier, plan=PLAN, **sections):
@@ -50,7 +50,7 @@ def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(ve
 
 def test_a_set_starts_at_the_very_moment_its_last_member_ends_on_every_level(verifier):
     engine = ScriptedEngine(shuffled(2))
-    plan = Plan(4, answers=2, levels=(Level(3, 2, "independent"), Level(2, 2, "independent")))
+    plan = SamplingPlan(4, answers=2, levels=(Level(3, 2, "independent"), Level(2, 2, "independent")))
     for index, episode in enumerate(run(engine, verifier, plan)):
         for l, members in enumerate(episode.sets):
             traces = [episode.traces()[member] for member in members]
@@ -76,7 +76,7 @@ def test_every_level_keeps_to_its_own_budget(verifier):
 
 def test_sets_of_answers_that_had_no_room_are_answered_all_the_same(verifier):
     """A level whose prompts are longer than the context leaves empty, cut traces; the next level is shown those."""
-    plan = Plan(8, levels=(Level(2, 8, "independent"), Level(1, 2, "independent")))
+    plan = SamplingPlan(8, levels=(Level(2, 8, "independent"), Level(1, 2, "independent")))
     (first, _) = run(
         ScriptedEngine(first_come), verifier, plan, rollout={"max_context_tokens": 24, "max_response_tokens": 6}
     )
@@ -89,5 +89,5 @@ def test_sets_of_answers_that_had_no_room_are_answered_all_the_same(verifier):
 
 def test_the_plan_of_training_draws_what_the_algorithm_draws(verifier):
     config = settings(algorithm={"set_design": "balanced", "num_sets": 4})
-    ours = Plan.of(config.algorithm).draw_sets(np.random.default_rng(3))
+    ours = SamplingPlan.from_algorithm(config.algorithm).draw_sets(np.random.default_rng(3))
     assert ours == sample_sets(6, 3, 4, rng=np.random.default_rng(3), method="balanced")

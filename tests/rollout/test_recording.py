@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.recording import Recorder, Replayer
-from spiral_mega.runtime import Runtime
 from spiral_mega.telemetry.trace_writer import trace_path
 from tests.rollout.scripted import ScriptedEngine, pipeline_of, problem, settings, shuffled, task
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from spiral_mega.config import RolloutConfig
-from spiral_mega.rollout.metrics import MismatchError, check_mismatch
+from spiral_mega.rollout.batch_metrics import MismatchError, check_mismatch
 from tests.rollout.launches import METRIC_TRACES, of_ranks
 from tests.rollout.rank_jobs import metrics_of
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
+from spiral_mega.distributed.runtime import Runtime
+from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.decoding import ROOM
 from spiral_mega.rollout.transformers_engine import TransformersEngine
-from spiral_mega.rollout.weights import pretrained_weights
-from spiral_mega.runtime import Runtime
 from tests.rollout.engine_models import (
     GPT2_POSITIONS,
     build,

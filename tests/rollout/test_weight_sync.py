@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spiral_mega.policy.fsdp.policy import FsdpPolicy
+from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.sync import SyncError, WeightSync
 from tests.support.configs import make_config

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policies
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.engine import Request, Sample, Sampler
 from spiral_mega.rollout.sync import SyncError, Syncs, WeightSync
-from spiral_mega.runtime import Runtime
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
@@ -68,9 +68,10 @@ def sample(sampler: Sampler) -> list[Sample]:
     return sorted(samples, key=lambda each: (each.key, each.index))
 
 
-def sequences(samples: list[Sample], rank: int) -> list[Sequence]:
+def sequences(samples: list[Sample], rank: int) -> list[TrainingSequence]:
     return [
-        Sequence((rank, i), PROMPTS[s.key[1]], s.token_ids, s.logprobs, (-1.0) ** i, 0.1) for i, s in enumerate(samples)
+        TrainingSequence((rank, i), PROMPTS[s.key[1]], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
+        for i, s in enumerate(samples)
     ]
 
 

@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
+from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.sequences import Sequence
+from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policy
 from spiral_mega.policy.fsdp import policy as fsdp_policy
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.rollout.sync import SyncError, WeightSync
-from spiral_mega.runtime import Runtime
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
@@ -119,10 +119,12 @@ def response_logprobs(model: Any, prompt: list[int], response: list[int], temper
     return chosen[:, 0].tolist()
 
 
-def training_sequences(samples: list[Sample], update: int, runtime: Runtime, engine: RolloutEngine) -> list[Sequence]:
+def training_sequences(
+    samples: list[Sample], update: int, runtime: Runtime, engine: RolloutEngine
+) -> list[TrainingSequence]:
     """Some of the samples with advantages that pull the weights about; each rank of its own."""
     return [
-        Sequence(
+        TrainingSequence(
             (runtime.rank, i),
             PROMPTS[each.key[0]],
             each.token_ids,
@@ -138,7 +140,7 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
     """The engine's log-probs against the policy's, on all of `samples`."""
     worst = 0.0
     for each in samples:
-        canary = Sequence((0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
+        canary = TrainingSequence((0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
         worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
     return worst
 

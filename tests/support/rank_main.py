@@ -4,16 +4,16 @@ import importlib
 import sys
 from pathlib import Path
 
-from spiral_mega.ending import without_teardown
-from spiral_mega.imports import quick_imports
+from spiral_mega.process.exit import skip_teardown
+from spiral_mega.process.imports import imports_without_gc
 
 
 def main(function: str, folder: Path) -> None:
     module, _, name = function.partition(":")
-    with quick_imports():
+    with imports_without_gc():
         import torch
 
-        from spiral_mega.runtime import start_runtime
+        from spiral_mega.distributed.runtime import start_runtime
 
         call = getattr(importlib.import_module(module), name)
     argument = torch.load(folder / "argument.pt", weights_only=False)
@@ -23,5 +23,5 @@ def main(function: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with without_teardown():
+    with skip_teardown():
         main(sys.argv[1], Path(sys.argv[2]))

@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from typing import Protocol, cast
 
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.explain import read_section
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
@@ -25,7 +25,7 @@ class Objective(Protocol):
         """The components that it trains; what loss weights and reductions apply to. Other traces are left alone."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> SamplingPlan:
         """What is sampled for a problem."""
 
     def assign(self, episode: Episode) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from spiral_mega.algorithm.credit import aggregation_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION, Episode, aggregation_rewards
 
@@ -21,7 +21,7 @@ class AggregationOnly:
 
     def __init__(self, config: AlgorithmConfig) -> None:
         """`config`: the counts that are sampled, and the length gate. Raises ValueError as `check_design` does."""
-        self.plan = Plan.of(config)
+        self.plan = SamplingPlan.from_algorithm(config)
         self._target_length = config.target_length
 
     def assign(self, episode: Episode) -> None:

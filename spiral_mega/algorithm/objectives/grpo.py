@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spiral_mega.algorithm.credit import group_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
 from spiral_mega.traces import SEARCH, Episode
@@ -28,7 +28,7 @@ class Grpo:
 
     def __init__(self, config: AlgorithmConfig, options: Options) -> None:
         """`config`: the counts that are sampled, and the length gate."""
-        self.plan = Plan(config.search_traces)
+        self.plan = SamplingPlan(config.search_traces)
         self._normalize_std, self._target_length = options.normalize_std, config.target_length
 
     def assign(self, episode: Episode) -> None:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from spiral_mega.algorithm.credit import FloatArray
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.plan import Level, Plan
+from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.sets import check_design
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
@@ -57,7 +57,7 @@ class Recursive:
                 raise ValueError(f"algorithm.options.levels.{number}, over {population} traces: {error}") from error
             population = sets.num_sets * config.aggregation_traces
         levels = tuple(Level(sets.num_sets, sets.set_size, config.set_design) for sets in options.levels)
-        self.plan = Plan(config.search_traces, config.aggregation_traces, levels)
+        self.plan = SamplingPlan(config.search_traces, config.aggregation_traces, levels)
         self.components = (SEARCH, *self.plan.components)
         self._target_length, self._every = config.target_length, options.rewarded == "every"
         rng = np.random.default_rng(0)

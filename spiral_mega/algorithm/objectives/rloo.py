@@ -8,7 +8,7 @@ from __future__ import annotations
 from spiral_mega.algorithm.credit import leave_one_out_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
-from spiral_mega.algorithm.plan import Plan
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import SEARCH, Episode
 
@@ -22,7 +22,7 @@ class Rloo:
         """`config`: the counts that are sampled, and the length gate. Raises ValueError for a single search trace."""
         if config.search_traces < 2:
             raise ValueError("algorithm.search_traces is 1, which leaves rloo no others to compare with: sample more")
-        self.plan = Plan(config.search_traces)
+        self.plan = SamplingPlan(config.search_traces)
         self._target_length = config.target_length
 
     def assign(self, episode: Episode) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from spiral_mega.algorithm.credit import FloatArray, aggregation_advantages, marginal_set_advantages, set_scores
 from spiral_mega.algorithm.length_gate import assign_gated
-from spiral_mega.algorithm.plan import Level, Members, Plan
+from spiral_mega.algorithm.sampling_plan import Level, Members, SamplingPlan
 from spiral_mega.algorithm.sets import gradient_scale, sample_sets
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
@@ -32,7 +32,7 @@ class Options(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class SizesPlan(Plan):
+class SizesPlan(SamplingPlan):
     """`drawn` of the `sizes`, by lot; of each the level's design, over all sizes `levels[0].sets` sets."""
 
     sizes: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from spiral_mega.errors import UserError
 from spiral_mega.kernels import linear_logprob
-from spiral_mega.packing.batch import TreeBatch
+from spiral_mega.packing.tree_batch import TreeBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spiral_mega.packing.attention import BACKENDS, Backend
 from spiral_mega.packing.varlen import ScoreForm
-from spiral_mega.policy.megatron.context import Share
+from spiral_mega.policy.megatron.context_parallel import Share
 
 # Where transformer-engine is not installed, 0.16.1 asks for this name without ever having defined it.
 vars(moe_utils).setdefault("te_general_gemm", None)

@@ -1,0 +1,121 @@
+"""Where the run happens: the one place that chooses device, backend and attention. Everything else is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.utils import is_flash_attn_2_available
+
+from spiral_mega.distributed.row_gather import RowGatherer
+from spiral_mega.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """This process among its peers."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def packed_attention(self, dtype: torch.dtype, wanted: str = "auto") -> str:
+        """The tree attention `wanted`, or the one that suits the device; UserError where `wanted` cannot run."""
+        cuda = self.device.type == "cuda"
+        half = dtype in (torch.bfloat16, torch.float16)
+        flash = cuda and half and is_flash_attn_2_available()
+        if wanted == "auto":
+            if cuda and half and not flash:
+                log.warning("flash-attn is not installed: token trees go through FlexAttention, which is slower")
+            return "tree_varlen" if flash else "tree_flex" if cuda else "tree_torch"
+        if wanted == "tree_varlen" and not flash:
+            raise UserError("policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto")
+        if wanted == "tree_flex" and not cuda:
+            raise UserError("policy.attention is 'tree_flex', which has no backward pass without a GPU: use auto")
+        return wanted
+
+    def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
+        """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.
+
+        On GPU it would refuse to start unless most of the memory were free. Its CPU build has no graphs, and cannot
+        rewind a seeded generator after a prompt that was prefilled in parts.
+        """
+        if self.device.type == "cuda":
+            return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
+        return {"enable_chunked_prefill": False, "enforce_eager": True}
+
+    def row_gatherer(self) -> RowGatherer:
+        """Return what gathers row-sharded tensors over all ranks."""
+        group = dist.group.WORLD
+        assert group is not None
+        return RowGatherer(group)
+
+    def empty_cache(self) -> None:
+        """Give memory that torch holds but does not use back to the device, for others to take."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what it was given, so that a clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _place() -> tuple[int, int, int]:
+    """Rank, world size and local rank, as the launcher's variables say; a process on its own without them."""
+    values = {
+        name: os.environ.get(name, default)
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+    }
+    try:
+        rank, world_size, local_rank = (int(value) for value in values.values())
+    except ValueError:
+        raise UserError(f"the environment has {values}: start ranks with torchrun, which sets these numbers") from None
+    if not 0 <= rank < world_size:
+        raise UserError(f"the environment has {values}: RANK must be below WORLD_SIZE; start ranks with torchrun")
+    if "WORLD_SIZE" in os.environ and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise UserError("WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT: start ranks with torchrun, or unset it")
+    if world_size > 1 and rank == 0:
+        print(f"waiting for {world_size} ranks", file=sys.stderr, flush=True)
+    return rank, world_size, local_rank
+
+
+@contextmanager
+def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
+    """Join the process group that torchrun describes, or form one of a single process, and leave it at the end.
+
+    CPU tensors always travel by gloo, so that bookkeeping never waits on the accelerator.
+    """
+    rank, world_size, local_rank = _place()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    store = None if "WORLD_SIZE" in os.environ else dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=timeout_minutes),
+    )
+    try:
+        yield Runtime(rank=rank, world_size=world_size, local_rank=local_rank, device=device)
+    finally:
+        if dist.is_initialized():  # an engine may have ended it
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Test-time harnesses, one a file."""

@@ -1,0 +1,1 @@
+"""What is known about a model folder: config, tokenizer, stop tokens, dimensions, tensor names, weights, export."""

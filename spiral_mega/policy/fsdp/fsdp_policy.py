@@ -1,0 +1,174 @@
+"""The FSDP2 policy: forward on packed sequences, weighted sums of token losses, one optimizer step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.algorithm.regularizers import Regularizers
+from spiral_mega.config import Config
+from spiral_mega.distributed.collectives import max_over_ranks
+from spiral_mega.distributed.runtime import Runtime
+from spiral_mega.models.export import save_adapter, save_pretrained
+from spiral_mega.packing.balance import Key, split
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.tree_batch import TreeBatch, pack
+from spiral_mega.policy.fsdp.fsdp_weights import adapter_weights, full_weights
+from spiral_mega.policy.fsdp.reference_model import Reference, make_reference
+from spiral_mega.policy.fsdp.sharded_model import build_model
+from spiral_mega.policy.lora import ADAPTER, is_of, use_adapter
+from spiral_mega.policy.loss import Totals, weighted_loss
+from spiral_mega.policy.optimizer import make_optimizer, make_schedule, move_state
+from spiral_mega.process.heartbeat import heartbeat
+
+log = logging.getLogger(__name__)
+
+
+class FsdpModel:
+    """See spiral_mega.policy.protocol.FrozenPolicy. Log-probs are taken at the temperature that the sampler used.
+
+    Given a `shared` model it is the adapter of that name on it, beside others'; else it builds a model of its own.
+    """
+
+    def __init__(self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = ADAPTER) -> None:
+        self.config, self.device = config, runtime.device
+        self.gatherer = runtime.row_gatherer()
+        self.is_shared = shared is not None
+        self.model = shared if self.is_shared else build_model(config.model, config.policy, runtime, config.run.seed)
+        self.adapter_name = adapter
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Its own: of a model with adapters, those of its adapter."""
+        return [p for name, p in self.model.named_parameters() if self._owns(name)]
+
+    def freeze(self) -> Self:
+        """From now on nothing of it is trained."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        return self
+
+    @torch.no_grad()
+    def logprobs(self, sequences: list[TrainingSequence]) -> torch.Tensor:
+        microbatches = split(sequences, self.config.policy.microbatch_tokens)
+        rounds = int(max_over_ranks({"rounds": len(microbatches)})["rounds"])
+        found: dict[Key, torch.Tensor] = {}
+        for members in [*microbatches, *([[]] * (rounds - len(microbatches)))]:
+            logprobs, _ = self._forward(pack(members).to(self.device))
+            parts = torch.split(logprobs, [sum(s.written()) for s in members] or [0])
+            found |= zip([s.key for s in members], parts, strict=False)
+        self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
+        return torch.cat([found[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
+
+    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        adapter = self.adapter_name if merge else None
+        return full_weights(self.model, self.gatherer, bucket_bytes=self._bucket_bytes(), dtype=dtype, adapter=adapter)
+
+    def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return adapter_weights(self.model, self.gatherer, bucket_bytes=self._bucket_bytes(), adapter=self.adapter_name)
+
+    def save_pretrained(self, folder: Path) -> None:
+        if self.is_shared:
+            save_adapter(self.adapter(), self.config.model, folder)
+        else:
+            save_pretrained(self.weights(), self.config.model, folder)
+
+    def _owns(self, parameter: str) -> bool:
+        return self.config.model.lora is None or is_of(self.adapter_name, parameter)
+
+    def _bucket_bytes(self) -> int:
+        return int(self.config.rollout.sync_bucket_mb * 2**20)
+
+    def _forward(self, batch: TreeBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs [R] of the response tokens, and entropies [R] where they are predicted.
+
+        Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
+        """
+        heartbeat()
+        use_adapter(self.model, self.adapter_name)
+        logprobs, entropy = self.model.logprobs(batch, self.config.rollout.temperature)
+        return logprobs[batch.reads], entropy[batch.reads]
+
+
+class FsdpPolicy(FsdpModel):
+    """See spiral_mega.policy.protocol.Policy."""
+
+    def __init__(self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = ADAPTER) -> None:
+        super().__init__(config, runtime, shared, adapter)
+        self.replica = runtime.rank
+        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.reference: Reference | None = make_reference(self.model, config, runtime)
+        self.optimizer = make_optimizer(self.parameters(), config.optimizer)
+        if config.optimizer.offload:
+            move_state(self.optimizer, torch.device("cpu"))
+        updates = config.run.steps * config.batch.minibatches
+        self.schedule = make_schedule(self.optimizer, config.optimizer, updates)
+
+    def update(self, microbatches: list[list[TrainingSequence]]) -> dict[str, float]:
+        totals = Totals()
+        for sequences in microbatches:
+            self._accumulate(pack(sequences).to(self.device), totals)
+        norm = self._gradient_norm()
+        skipped = not math.isfinite(norm)
+        if skipped:
+            log.warning("the gradient's norm is %s: this update is skipped", norm)
+        else:
+            self._step()
+        self.optimizer.zero_grad(set_to_none=True)
+        lr = float(self.schedule.get_last_lr()[0])
+        self.schedule.step()
+        return {
+            **totals.reduce(),
+            "optim/grad_norm": norm,
+            "optim/lr": lr,
+            "optim/skipped": float(skipped),
+            "optim/microbatches": float(len(microbatches)),
+        }
+
+    def _step(self) -> None:
+        if self.config.optimizer.offload:
+            move_state(self.optimizer, self.device)
+        self.optimizer.step()
+        if self.config.optimizer.offload:
+            move_state(self.optimizer, torch.device("cpu"))
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=self._options())
+        # With adapters the base is the model's file; a tied head would slip through, and so would another's adapter.
+        model = {name: tensor for name, tensor in model.items() if self._owns(name)}
+        return {"model": model, "optimizer": optimizer, "schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=self._options(),
+        )
+        self.schedule.load_state_dict(state["schedule"])
+
+    def _options(self) -> StateDictOptions:
+        lora = self.config.model.lora is not None
+        return StateDictOptions(ignore_frozen_params=lora, strict=not lora)
+
+    def _accumulate(self, batch: TreeBatch, totals: Totals) -> None:
+        """Add the gradient of one micro-batch: see `weighted_loss`."""
+        reference = self.reference.logprobs(batch)[batch.reads] if self.reference is not None else None
+        logprobs, entropy = self._forward(batch)
+        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
+        torch.autograd.backward(loss)
+
+    def _gradient_norm(self) -> float:
+        """Clip to max_grad_norm and return the norm before; not finite when some gradient is not."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        norm = torch.nn.utils.clip_grad_norm_(trained, self.config.optimizer.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

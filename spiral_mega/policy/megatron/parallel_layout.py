@@ -1,0 +1,88 @@
+"""megatron-core's process groups, and where this rank stands in them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from spiral_mega.config import MegatronConfig
+from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """This rank among those that share a replica of the model, and among the replicas.
+
+    A replica is tensor_parallel x context_parallel x pipeline_parallel ranks that work on the same micro-batches.
+    Experts are spread over expert_parallel ranks of a stage, each whole, whatever tensor_parallel is.
+    """
+
+    tensor_rank: int
+    tensor_size: int
+    context_rank: int
+    context_size: int
+    expert_rank: int
+    expert_size: int
+    first_stage: bool
+    last_stage: bool
+    replica: int
+    replica_group: dist.ProcessGroup  # the ranks of this replica
+
+    @property
+    def tensor_group(self) -> dist.ProcessGroup:
+        return parallel_state.get_tensor_model_parallel_group()
+
+    @property
+    def context_group(self) -> dist.ProcessGroup:
+        return parallel_state.get_context_parallel_group()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank is the one of its replica that has the loss and counts it."""
+        return self.last_stage and self.tensor_rank == self.context_rank == 0
+
+
+def start_layout(config: MegatronConfig, seed: int) -> Layout:
+    """Form the groups; those of an earlier layout in this process are given up. Collective."""
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    try:
+        torch.empty(0, device=torch.cuda.current_device())
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"policy.backend is 'megatron', and megatron-core computes on GPUs only ({error}): use policy.backend=fsdp "
+            "here; its tests and the demo run it on CPU by python -m tests.support.megatron_on_cpu (docs/megatron.md)"
+        ) from error
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.tensor_parallel,
+        pipeline_model_parallel_size=config.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=config.virtual_stages if config.virtual_stages > 1 else None,
+        context_parallel_size=config.context_parallel,
+        expert_model_parallel_size=config.expert_parallel,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed % 2**31)  # its layers draw from it, though none drops out
+    replica = parallel_state.get_data_parallel_rank()
+    members: dict[int, list[int]] = {}
+    for rank, each in enumerate(gather_objects(replica)):
+        members.setdefault(each, []).append(rank)
+    return Layout(
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
+        context_rank=parallel_state.get_context_parallel_rank(),
+        context_size=parallel_state.get_context_parallel_world_size(),
+        expert_rank=parallel_state.get_expert_model_parallel_rank(),
+        expert_size=parallel_state.get_expert_model_parallel_world_size(),
+        first_stage=parallel_state.is_pipeline_first_stage(),
+        last_stage=parallel_state.is_pipeline_last_stage(),
+        replica=replica,
+        replica_group=dist.new_subgroups_by_enumeration(list(members.values()))[0],  # type: ignore[no-untyped-call]
+    )

@@ -1,0 +1,1 @@
+"""One process of a run: signals, heartbeat and watchdog, exit, imports."""

@@ -1,0 +1,1 @@
+"""Load a configuration and refuse contradictions between its keys."""
