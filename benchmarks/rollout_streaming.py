@@ -30,7 +30,7 @@ from spiral_mega.models.tokenizer import load_tokenizer
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.process.exit import skip_teardown
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import RolloutEngine, Sample
 from spiral_mega.rollout.episode_run import EpisodeRun, Task
@@ -52,7 +52,7 @@ def main(
         tokenizer = load_tokenizer(config.model)
         engine = build_engine(config, frozenset([tokenizer.eos_token_id]), runtime)
         prompter = Prompter(config.prompts, tokenizer)
-        with Verifier(5.0, 1, ("exact",)) as verifier:
+        with VerifierPool(5.0, 1, ("exact",)) as verifier:
             pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
             tasks = [_task(i) for i in range(problems)]
             ways: dict[str, Callable[[], Episodes]] = {
@@ -154,11 +154,8 @@ def _config(folder: Path, longest: int) -> Config:
             "data": {"train": [{"path": "unused.jsonl"}], "max_prompt_tokens": 16},
             "prompts": {"aggregation": "{problem} {traces}", "trace": "| {trace}", "unfinished": "| {trace}"},
             "rollout": {
-                "engine": "vllm",
-                "kv_cache_mb": 512,
-                "max_batch": 256,
-                "max_response_tokens": longest,
-                "max_context_tokens": 32 + 6 * longest,
+                "engine": {"name": "vllm", "kv_cache_mb": 512, "max_batch": 256},
+                "sampling": {"max_response_tokens": longest, "max_context_tokens": 32 + 6 * longest},
             },
         }
     )

@@ -107,7 +107,10 @@ def ours(folder: str, steps: int) -> float:
             "model": {"path": folder},
             "data": {"train": [{"path": str(data), "kind": "benchmarks.step_vs_trl:parity"}], "max_prompt_tokens": 64},
             "prompts": {"instruction": ""},
-            "rollout": {"max_response_tokens": TOKENS, "max_context_tokens": 256, "max_batch": 96},
+            "rollout": {
+                "sampling": {"max_response_tokens": TOKENS, "max_context_tokens": 256},
+                "engine": {"max_batch": 96},
+            },
             "algorithm": {"objective": "grpo", "search_traces": SAMPLES},
             "policy": {"microbatch_tokens": 1600},
             "optimizer": {"lr": 1e-5},

@@ -111,8 +111,8 @@ def run_packed(model: Any, sequences: list[TrainingSequence], budget: int) -> tu
         batch = pack(members)
         hidden = model.model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
-        ).last_hidden_state[0, batch.rows]
-        logprobs = linear_logprob(hidden, model.lm_head.weight, batch.targets).logprob[batch.reads]
+        ).last_hidden_state[0, batch.logit_indices]
+        logprobs = linear_logprob(hidden, model.lm_head.weight, batch.labels).logprob[batch.gather_indices]
         total += _learn(logprobs, batch.sampler_logprobs, batch.advantages, batch.weights)
         tokens += batch.input_ids.numel()
     return tokens, total

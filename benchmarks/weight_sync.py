@@ -45,7 +45,7 @@ SHAPE = {
 
 
 def main(
-    bucket_mb: Annotated[float, typer.Option(help="rollout.sync_bucket_mb")] = 128,
+    bucket_mb: Annotated[float, typer.Option(help="rollout.sync.bucket_mb")] = 128,
     lora: Annotated[int, typer.Option(help="rank of adapters to merge; 0: none")] = 0,
     turns: Annotated[int, typer.Option(help="figures are medians of so many")] = 7,
 ) -> None:
@@ -94,7 +94,10 @@ def _config(folder: str, bucket_mb: float, lora: int) -> Config:
             "run": {"dir": "unused", "steps": 1},
             "model": {"path": folder, "lora": {"rank": lora} if lora else None},
             "data": {"train": [{"path": "unused.jsonl"}]},
-            "rollout": {"max_response_tokens": 64, "max_context_tokens": 2048, "sync_bucket_mb": bucket_mb},
+            "rollout": {
+                "sampling": {"max_response_tokens": 64, "max_context_tokens": 2048},
+                "sync": {"bucket_mb": bucket_mb},
+            },
         }
     )
 

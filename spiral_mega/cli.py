@@ -23,7 +23,7 @@ sys.path.insert(0, "")
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as rollout.temperature=0.8.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as rollout.sampling.temperature=0.8.")]
 
 
 @app.command()

@@ -15,7 +15,7 @@ from spiral_mega.errors import ConfigError
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards.verifier import make_verifier
+from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
@@ -44,7 +44,7 @@ def filter_by_difficulty(
     algorithm = config.algorithm.model_copy(update={"search_traces": samples})
     rewards: dict[str, list[float]] = {}
     with (
-        make_verifier(config.rewards, problems) as verifier,
+        make_verifier_pool(config.rewards, problems) as verifier,
         closing(build_engine(config, stop_ids(config.model, tokenizer), runtime)) as engine,
     ):
         engine.load_weights(pretrained_weights(config.model.path))

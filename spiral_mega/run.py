@@ -30,7 +30,7 @@ from spiral_mega.policy import FrozenPolicy, Policy, build_policies, check_polic
 from spiral_mega.process.stop_request import StopRequest, set_parent_death_signal
 from spiral_mega.process.watchdog import watched
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards.verifier import make_verifier
+from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
@@ -163,7 +163,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         resume_from = find_resumable(checkpoints, config, fingerprint(train_problems), runtime.world_size)
         if resume_from is None and runtime.is_main:
             archive_previous(folder)
-        verifier = stack.enter_context(make_verifier(config.rewards, [*train_problems, *eval_problems]))
+        verifier = stack.enter_context(make_verifier_pool(config.rewards, [*train_problems, *eval_problems]))
         telemetry = stack.enter_context(
             Telemetry(
                 folder,
@@ -179,9 +179,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         syncs: dict[str, WeightSync] = {}
         pipeline: Pipeline | None = None
         collector: Collector
-        if config.rollout.replay is not None:
+        if config.rollout.record.read is not None:
             steps = range(resume_from or 0, config.run.steps)
-            collector = Replayer(config.rollout.replay, steps, objective, runtime)
+            collector = Replayer(config.rollout.record.read, steps, objective, runtime)
         else:
             engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
             stack.callback(engine.close)
@@ -197,8 +197,8 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             if eval_problems:
                 pipeline = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
             collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
-            if config.rollout.record is not None:
-                collector = Recorder(collector, config.rollout.record, runtime)
+            if config.rollout.record.write is not None:
+                collector = Recorder(collector, config.rollout.record.write, runtime)
         stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))
         stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
         yield Run(

@@ -15,13 +15,13 @@ class Problem:
     """One problem, as the data gives it.
 
     `messages` is the chat that poses it; `answer` holds the accepted ground truths as text (any of them is
-    right); `kind` names the verifier (see `spiral_mega.rewards`).
+    right); `verifier` names the verifier (see `spiral_mega.rewards`).
     """
 
     id: str
     messages: tuple[dict[str, str], ...]
     answer: tuple[str, ...]
-    kind: str
+    verifier: str
     source: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Trace:
     weights apply to ("search", "aggregation"). `advantage` is the credit after the length gate; `gated` says that the
     gate set it to zero. `verification` is "ok", or how the verifier failed on it (its reward is then 0).
 
-    `observed` are ranges [start, stop) of the response that an environment wrote between the model's turns: nobody
+    `observation_spans` are ranges [start, stop) of the response that an environment wrote between the model's turns: nobody
     sampled them, so their log-probs are NaN, and no loss is taken of them. The last turn is `text[answer_start:]`.
     """
 
@@ -52,13 +52,13 @@ class Trace:
     advantage: float = 0.0
     gated: bool = False
     cached_tokens: int = 0
-    observed: list[tuple[int, int]] = field(default_factory=list)
+    observation_spans: list[tuple[int, int]] = field(default_factory=list)
     answer_start: int = 0
 
     @property
     def length(self) -> int:
         """Response tokens that the model wrote, end tokens included."""
-        return len(self.response_ids) - sum(stop - start for start, stop in self.observed)
+        return len(self.response_ids) - sum(stop - start for start, stop in self.observation_spans)
 
     @property
     def answer_text(self) -> str:

@@ -45,7 +45,7 @@ def train(config: Config, runtime: Runtime) -> None:
                 metrics = train_step(run, step)
                 step += 1
                 run.telemetry.log(step, metrics)
-                check_mismatch(metrics, config.rollout)
+                check_mismatch(metrics, config.rollout.sync)
                 skipped.check(metrics)
                 if step % config.checkpoint.every == 0:
                     run.save(saved := step)
@@ -129,7 +129,7 @@ def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[Trai
                 sampler_logprobs=trace.logprobs,
                 advantage=trace.advantage,
                 weight=run.weighting.trace_weight(trace, totals),
-                observed=tuple(trace.observed),
+                observation_spans=tuple(trace.observation_spans),
             )
             sequences[model_for(trace.component, models)].append(sequence)
     return sequences

@@ -19,7 +19,7 @@ def update(folder: str, problems: int) -> dict[str, float]:
             "run": {"dir": f"{folder}/run", "steps": 2},
             "model": {"path": folder},
             "data": {"train": [{"path": "unused.jsonl"}]},
-            "rollout": {"max_response_tokens": RESPONSE, "max_context_tokens": 1024},
+            "rollout": {"sampling": {"max_response_tokens": RESPONSE, "max_context_tokens": 1024}},
             "algorithm": {"loss": "ppo_clip", "clip_low": CLIP, "clip_high": CLIP},
             "policy": {"microbatch_tokens": BUDGET},
         }

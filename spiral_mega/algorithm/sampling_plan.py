@@ -19,7 +19,7 @@ class Level:
     """`sets` sets of `set_size` traces of the level before, each trace at most once in a set.
 
     `design` "independent" draws every set on its own, so that two may be equal; the others are those of
-    `algorithm.sets`. A response has at most `max_tokens`; None: rollout.max_response_tokens.
+    `algorithm.sets`. A response has at most `max_tokens`; None: rollout.sampling.max_response_tokens.
     """
 
     sets: int

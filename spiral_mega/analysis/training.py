@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spiral_mega.analysis import episode_stats, summarise
 from spiral_mega.errors import UserError
-from spiral_mega.rewards import Verifier, group_answers
+from spiral_mega.rewards import VerifierPool, group_answers
 from spiral_mega.telemetry import write_json_atomic
 from spiral_mega.telemetry.trace_writer import episode_of, read_traces
 from spiral_mega.traces import Episode
@@ -50,13 +50,13 @@ def analyse_training(run_dir: Path, *, points: int, seed: int, time_limit_s: flo
     steps = list(files)
     spans = [steps[i * len(steps) // points : (i + 1) * len(steps) // points] for i in range(points)]
     found = []
-    with Verifier(time_limit_s, workers, ()) as verifier:
+    with VerifierPool(time_limit_s, workers, ()) as verifier:
         for span in filter(None, spans):
             facts = []
             for path in (path for step in span for path in files[step]):
                 for episode in episodes_in(path):
                     texts = [trace.answer_text for trace in episode.traces()]
-                    facts.append(episode_stats(episode, group_answers(texts, episode.problem.kind, verifier)))
+                    facts.append(episode_stats(episode, group_answers(texts, episode.problem.verifier, verifier)))
             found.append({"first": span[0], "last": span[-1], "episodes": len(facts), **summarise(facts, seed)})
             log.info("steps %d to %d: %d episodes", span[0], span[-1], len(facts))
     analysis = {"points": found}

@@ -38,8 +38,10 @@ def plan(
         raise UserError("two_models is set: plan knows one model only; set it to null to see how that does")
     machine = replace(MACHINES[gpu], node_gpus=gpus_per_node)
     world, rollout = nodes * gpus_per_node, config.rollout
-    if world % rollout.tensor_parallel:
-        raise UserError(f"rollout.tensor_parallel is {rollout.tensor_parallel}, which does not divide {world} GPUs")
+    if world % rollout.engine.tensor_parallel:
+        raise UserError(
+            f"rollout.engine.tensor_parallel is {rollout.engine.tensor_parallel}, which does not divide {world} GPUs"
+        )
     dimensions = read_dimensions(config.model)
     sizes, megatron = measure(dimensions, config.model.lora), config.policy.backend == "megatron"
     if sizes.experts and not megatron:
@@ -63,14 +65,14 @@ def plan(
         say("\nno trace: it runs FSDP2's sharding only")
     time = None
     levels = len(make_objective(config.algorithm).plan.levels) > 1
-    short = rollout.engine == "vllm" and rollout.kv_cache_mb < least_cache(config, sizes)
+    short = rollout.engine.name == "vllm" and rollout.engine.kv_cache_mb < least_cache(config, sizes)
     if short:
         fits = False
         say(
-            f"\nrollout.kv_cache_mb is {rollout.kv_cache_mb}, but one sequence of rollout.max_context_tokens takes "
+            f"\nrollout.kv_cache_mb is {rollout.engine.kv_cache_mb}, but one sequence of rollout.sampling.max_context_tokens takes "
             f"{least_cache(config, sizes)}: raise it"
         )
-    elif rollout.engine == "vllm" and not levels:
+    elif rollout.engine.name == "vllm" and not levels:
         time = step_time(config, sizes, machine, nodes, lengths)
         say("\n" + tables.time_lines(time))
     else:

@@ -39,18 +39,18 @@ def phases(config: Config, sizes: Sizes, world: int) -> list[Phase]:
 
 def _phases(config: Config, sizes: Sizes, training: Training) -> list[Phase]:
     engine, cache = _engine(config, sizes)
-    asleep = {} if config.rollout.sleep else {"engine weights": engine, "KV cache": cache}
+    asleep = {} if config.rollout.engine.sleep else {"engine weights": engine, "KV cache": cache}
     awake = {"engine weights": engine, "KV cache": cache}
     loading = {
         "engine weights": engine,
-        **({} if config.rollout.sleep else {"KV cache": cache}),
+        **({} if config.rollout.engine.sleep else {"KV cache": cache}),
     }  # the cache wakes last
     base = {"context": CONTEXT_BYTES}
     held = {**training.held, **({} if config.optimizer.offload else training.moments)}
     bucket = max(
-        config.rollout.sync_bucket_mb * 2**20, sizes.vocabulary * sizes.hidden * itemsize(config.policy.param_dtype)
+        config.rollout.sync.bucket_mb * 2**20, sizes.vocabulary * sizes.hidden * itemsize(config.policy.param_dtype)
     )
-    overhead = {} if config.rollout.engine == "transformers" else {"engine's own": ENGINE_OVERHEAD}
+    overhead = {} if config.rollout.engine.name == "transformers" else {"engine's own": ENGINE_OVERHEAD}
     plan = [
         ("sampling", {**base, **held, **awake, **overhead}),
         ("training", {**base, **held, **asleep, **training.update}),
@@ -76,7 +76,10 @@ def fits(config: Config, sizes: Sizes, world: int, machine: Machine) -> bool:
 def _engine(config: Config, sizes: Sizes) -> tuple[float, float]:
     item = itemsize(config.policy.param_dtype)
     head = sizes.vocabulary * sizes.hidden if sizes.tied else 0  # the engine's head is its own, also where it is tied
-    weights = item * (sizes.total + head) / config.rollout.tensor_parallel
-    if config.rollout.engine == "transformers":
-        return weights, sizes.kv_bytes / 2 * item * config.rollout.max_batch * config.rollout.max_context_tokens
-    return weights, config.rollout.kv_cache_mb * 2**20
+    weights = item * (sizes.total + head) / config.rollout.engine.tensor_parallel
+    if config.rollout.engine.name == "transformers":
+        return (
+            weights,
+            sizes.kv_bytes / 2 * item * config.rollout.engine.max_batch * config.rollout.sampling.max_context_tokens,
+        )
+    return weights, config.rollout.engine.kv_cache_mb * 2**20

@@ -50,23 +50,26 @@ def remedies(config: Config, sizes: Sizes, world: int, machine: Machine) -> list
 
 def _single(config: Config, sizes: Sizes, world: int, machine: Machine) -> Iterator[Changes]:
     rollout, policy = config.rollout, config.policy
-    if rollout.engine == "vllm" and not rollout.sleep:
-        yield {"rollout.sleep": True}
+    if rollout.engine.name == "vllm" and not rollout.engine.sleep:
+        yield {"rollout.engine.sleep": True}
     if not policy.activation_checkpointing:
         yield {"policy.activation_checkpointing": True}
-    if policy.microbatch_tokens > rollout.max_context_tokens:
-        yield {"policy.microbatch_tokens": rollout.max_context_tokens}
-    if rollout.engine == "vllm" and (cache := largest_cache(config, sizes, world, machine)) < rollout.kv_cache_mb:
-        yield {"rollout.kv_cache_mb": max(cache, least_cache(config, sizes))}
+    if policy.microbatch_tokens > rollout.sampling.max_context_tokens:
+        yield {"policy.microbatch_tokens": rollout.sampling.max_context_tokens}
+    if (
+        rollout.engine.name == "vllm"
+        and (cache := largest_cache(config, sizes, world, machine)) < rollout.engine.kv_cache_mb
+    ):
+        yield {"rollout.engine.kv_cache_mb": max(cache, least_cache(config, sizes))}
     if not config.optimizer.offload and config.model.lora is None and policy.backend == "fsdp":
         yield {"optimizer.offload": True}
-    if rollout.engine == "vllm" and rollout.tensor_parallel < machine.node_gpus:
-        yield {"rollout.tensor_parallel": 2 * rollout.tensor_parallel}
+    if rollout.engine.name == "vllm" and rollout.engine.tensor_parallel < machine.node_gpus:
+        yield {"rollout.engine.tensor_parallel": 2 * rollout.engine.tensor_parallel}
 
 
 def least_cache(config: Config, sizes: Sizes) -> int:
     """MiB of KV cache on a rank in which one sequence of the longest context has room."""
-    needed = sizes.kv_bytes * config.rollout.max_context_tokens / config.rollout.tensor_parallel
+    needed = sizes.kv_bytes * config.rollout.sampling.max_context_tokens / config.rollout.engine.tensor_parallel
     return int(-(-needed // 2**20))
 
 
@@ -85,23 +88,23 @@ def search(
 ) -> list[Layout]:
     """The quickest layouts that fit, by engine size, KV cache, recomputation and micro-batch; times as step_time with
     an engine's share of the batch. Only for the vLLM engine; else empty."""
-    if config.rollout.engine != "vllm":
+    if config.rollout.engine.name != "vllm":
         return []
     world = nodes * machine.node_gpus
     found = []
-    context = config.rollout.max_context_tokens
+    context = config.rollout.sampling.max_context_tokens
     sizes_of_engines = [size for size in (1, 2, 4, 8) if size <= machine.node_gpus and sizes.kv_heads % size == 0]
     for parallel, again, tokens, sleep in product(
         sizes_of_engines, (False, True), (context, 2 * context, 4 * context), (True, False)
     ):
         changes = {
-            "rollout.tensor_parallel": parallel,
-            "rollout.sleep": sleep,
+            "rollout.engine.tensor_parallel": parallel,
+            "rollout.engine.sleep": sleep,
             "policy.activation_checkpointing": again,
             "policy.microbatch_tokens": tokens,
         }
         layout = changed(config, changes)
-        changes["rollout.kv_cache_mb"] = cache = largest_cache(layout, sizes, world, machine)
+        changes["rollout.engine.kv_cache_mb"] = cache = largest_cache(layout, sizes, world, machine)
         if cache < least_cache(layout, sizes):
             continue
         layout = changed(config, changes)

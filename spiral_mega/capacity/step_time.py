@@ -72,7 +72,7 @@ def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[SimProblem
         problems=config.batch.problems,
         search_traces=sampled.search_traces,
         num_sets=0,
-        max_tokens=config.rollout.max_response_tokens,
+        max_tokens=config.rollout.sampling.max_response_tokens,
     )
     if shown:
         design = "uniform" if shown[0].design == "independent" else shown[0].design
@@ -112,14 +112,16 @@ def _sampling(
     rollout = config.rollout
     read = sizes.total if sizes.tied else sizes.total - sizes.vocabulary * sizes.hidden
     model = LanguageModel("", read, sizes.layers, sizes.heads, sizes.kv_heads, sizes.head_dim)
-    capacity = rollout.kv_cache_mb * 2**20 * rollout.tensor_parallel / sizes.kv_bytes
+    capacity = rollout.engine.kv_cache_mb * 2**20 * rollout.engine.tensor_parallel / sizes.kv_bytes
     engine = replace(
-        engine_model(model, machine.gpu, rollout.tensor_parallel), capacity=capacity, max_sequences=rollout.max_batch
+        engine_model(model, machine.gpu, rollout.engine.tensor_parallel),
+        capacity=capacity,
+        max_sequences=rollout.engine.max_batch,
     )
     if sizes.experts:  # all of them are read in a step, and a token is multiplied with few
         busy = sizes.active / read
         engine = replace(engine, sequence=busy * engine.sequence, prefill=busy * engine.prefill)
-    engines = world // rollout.tensor_parallel
+    engines = world // rollout.engine.tensor_parallel
     schedule = SimPolicy("trainer", ordered=True, exchange=exchange_steps(rollout), lag=LAG)
     if not exact:
         share = problems[: max(1, round(len(problems) / engines))]

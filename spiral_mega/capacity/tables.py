@@ -98,7 +98,7 @@ def assumptions(config: Config, sizes: Sizes, machine: Machine, nodes: int, leng
             f" memory {gpu.bandwidth_share:.0%}, links {hardware.LINK_SHARE:.0%}; collectives {collectives}",
             f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM {hardware.ENGINE_OVERHEAD / GIB:g} GiB beside "
             f"weights and cache, torch's allocator {hardware.FRAGMENTATION:.0%} more than its tensors",
-            f"  responses lognormal, median {lengths.median:g} tokens, cut at {config.rollout.max_response_tokens}; "
+            f"  responses lognormal, median {lengths.median:g} tokens, cut at {config.rollout.sampling.max_response_tokens}; "
             f"aggregation prompts {TEMPLATE_TOKENS} tokens beside problem and traces; every problem effective",
             *host,
         )

@@ -59,7 +59,7 @@ def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: i
             peak, parts = _run(config, batch)
     finally:
         dist.destroy_process_group()
-    return Traced(peak, parts, batch.input_ids.numel(), len(batch.targets))
+    return Traced(peak, parts, batch.input_ids.numel(), len(batch.labels))
 
 
 def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
@@ -88,8 +88,8 @@ def _base(model: Any) -> Any:
 
 def _update(model: Any, optimizer: torch.optim.Optimizer, batch: TreeBatch, config: Config) -> None:
     """What FsdpPolicy.update does to memory, with one micro-batch: the tracker knows no more."""
-    logprobs, _ = model(batch, config.rollout.temperature)
-    torch.autograd.backward((logprobs[batch.reads] * batch.weights).sum())
+    logprobs, _ = model(batch, config.rollout.sampling.temperature)
+    torch.autograd.backward((logprobs[batch.gather_indices] * batch.weights).sum())
     del logprobs
     torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
     optimizer.step()
@@ -146,7 +146,7 @@ def full_batch(config: Config) -> TreeBatch:
 
 def _problems(config: Config) -> Iterator[list[TrainingSequence]]:
     """Problems of the configuration's shape with traces half as long as they may be, then ever shorter ones."""
-    algorithm, limit = config.algorithm, config.rollout.max_response_tokens
+    algorithm, limit = config.algorithm, config.rollout.sampling.max_response_tokens
     prompt = max(1, min(config.data.max_prompt_tokens, limit) // 2)
     for draw in range(64):
         rng = random.Random(draw)

@@ -52,7 +52,7 @@ class Sequential(Section):
     budgets: list[Annotated[int, Field(gt=0)]] | None = Field(
         default=None,
         min_length=1,
-        description="Tokens that a response may have; null: 1/8, 1/4, 1/2 and all of rollout.max_response_tokens.",
+        description="Tokens that a response may have; null: 1/8, 1/4, 1/2 and all of rollout.sampling.max_response_tokens.",
     )
 
 
@@ -84,7 +84,7 @@ class Stage(Section):
     search: int | None = Field(default=None, gt=0)
     aggregate: int | None = Field(default=None, gt=0)
     set_size: int | None = Field(default=None, gt=0)
-    tokens: int | None = Field(default=None, gt=0, description="null: rollout.max_response_tokens.")
+    tokens: int | None = Field(default=None, gt=0, description="null: rollout.sampling.max_response_tokens.")
 
 
 class Composition(Section):

@@ -147,9 +147,9 @@ class DataSource(Section):
     )
     split: str = Field(default="train", description="Split, for a dataset by name; files have none.")
     subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
-    kind: str = Field(
+    verifier: str = Field(
         default="math",
-        description="Verifier of its answers: math, exact, arithmetic, or package.module:function. Rows that name "
+        description="VerifierPool of its answers: math, exact, arithmetic, or package.module:function. Rows that name "
         "their own (as the files of `spiral-mega filter` do) keep it.",
     )
     limit: int | None = Field(
@@ -202,7 +202,7 @@ class PromptsConfig(Section):
 
 class RewardsConfig(Section):
     time_limit_s: float = Field(default=5.0, gt=0, description="Wall-clock limit of one verification; past it: 0.")
-    workers: int = Field(default=2, gt=0, description="Verifier processes on each rank.")
+    workers: int = Field(default=2, gt=0, description="VerifierPool processes on each rank.")
     max_failed: float = Field(
         default=0.5,
         ge=0,
@@ -212,22 +212,50 @@ class RewardsConfig(Section):
     )
 
 
-class RolloutConfig(Section):
-    engine: Literal["transformers", "vllm"] = "transformers"
+class EngineConfig(Section):
+    """The engine that samples."""
+
+    name: Literal["transformers", "vllm"] = "transformers"
     tensor_parallel: int = Field(default=1, gt=0, description="vllm: ranks that share one engine's model.")
     kv_cache_mb: int = Field(default=1024, gt=0, description="vllm: MiB of KV cache on each rank.")
+    max_batch: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
     sleep: bool = Field(
         default=False, description="vllm on GPU: weights and KV cache leave the device while the policy trains."
     )
+    exchange_steps: int | None = Field(
+        default=None,
+        gt=0,
+        description="Engine steps between two exchanges of the ranks, by which sets go to the engine that reads the "
+        "least; null: max_response_tokens / 64, at least 8.",
+    )
+
+
+class SamplingConfig(Section):
+    """How responses are sampled."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
+    max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
+    environment: str | None = Field(
+        default=None,
+        description="What answers a trace's turns: calculator, or package.module:function (spiral_mega/environments); "
+        "null: traces have one turn.",
+    )
+    max_turns: int = Field(default=8, gt=1, description="Turns of the model in a trace that has an environment.")
+
+
+class SyncConfig(Section):
+    """Weight sync from trainer to engine, and how far the two may differ."""
+
     lora: Literal["merge", "adapter"] = Field(
         default="merge",
         description="What a weight sync sends of a model with adapters: whole merged weights, or (vllm) the adapters "
         "alone, which the engine adds as it goes.",
     )
-    sync_bucket_mb: float = Field(
+    bucket_mb: float = Field(
         default=512, gt=0, description="MiB of weights gathered at once for the engine; a larger tensor goes alone."
     )
-    max_sync_gap: float = Field(
+    max_gap: float = Field(
         default=0.5,
         gt=0,
         description="Largest |log-prob of engine - of policy| on the canary after a weight sync; past "
@@ -236,27 +264,23 @@ class RolloutConfig(Section):
     max_kl: float | None = Field(
         default=None, gt=0, description="Bound on sampler/kl, the mismatch between sampler and trainer; null: none."
     )
-    on_max_kl: Literal["warn", "stop"] = Field(default="warn", description="What a step past rollout.max_kl does.")
-    record: str | None = Field(default=None, description="Folder to write every step's episodes to, for replay.")
-    replay: str | None = Field(
-        default=None, description="Folder that rollout.record wrote: train on its episodes, without an engine."
+    on_max_kl: Literal["warn", "stop"] = Field(default="warn", description="What a step past rollout.sync.max_kl does.")
+
+
+class RecordConfig(Section):
+    """Record episodes of a run, or replay recorded ones."""
+
+    write: str | None = Field(default=None, description="Folder to write every step's episodes to, for replay.")
+    read: str | None = Field(
+        default=None, description="Folder that rollout.record.write wrote: train on its episodes, without an engine."
     )
-    environment: str | None = Field(
-        default=None,
-        description="What answers a trace's turns: calculator, or package.module:function (spiral_mega/environments); "
-        "null: traces have one turn.",
-    )
-    max_turns: int = Field(default=8, gt=1, description="Turns of the model in a trace that has an environment.")
-    temperature: float = Field(default=1.0, gt=0)
-    max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
-    max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
-    max_batch: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
-    exchange_steps: int | None = Field(
-        default=None,
-        gt=0,
-        description="Engine steps between two exchanges of the ranks, by which sets go to the engine that reads the "
-        "least; null: max_response_tokens / 64, at least 8.",
-    )
+
+
+class RolloutConfig(Section):
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig
+    sync: SyncConfig = SyncConfig()
+    record: RecordConfig = RecordConfig()
 
 
 class KlConfig(Section):

@@ -13,7 +13,7 @@ from spiral_mega.data.errors import DataError
 from spiral_mega.data.filters import filter_overlong
 from spiral_mega.data.readers import open_source
 from spiral_mega.data.schemas import choose_adapter, problem_row
-from spiral_mega.rewards.registry import check_kind
+from spiral_mega.rewards.registry import check_verifier_name
 from spiral_mega.traces import Problem
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def load_source(source: DataSource) -> list[Problem]:
     places: dict[str, str] = {}
     for index, (place, row) in enumerate(rows):
         try:
-            problem = adapt(row, raw.name, f"{raw.name}/{index}", source.kind)
+            problem = adapt(row, raw.name, f"{raw.name}/{index}", source.verifier)
         except DataError as error:
             raise DataError(f"{place}: {error}") from error
         if problem.id in places:
@@ -80,9 +80,9 @@ def load_problems(
 ) -> list[Problem]:
     """The problems of `sources` whose prompt fits, with their verifiers checked."""
     problems = load_sources(sources)
-    for kind, problem in {problem.kind: problem for problem in problems}.items():
+    for kind, problem in {problem.verifier: problem for problem in problems}.items():
         try:
-            check_kind(kind)
+            check_verifier_name(kind)
         except ValueError as error:
             raise DataError(f"problem {problem.id!r} of {problem.source}: {error}") from error
     kept, _ = filter_overlong(problems, search_prompt, max_prompt_tokens)

@@ -51,7 +51,7 @@ class ProblemSampler:
             self._drawn += len(taken)
         return indices
 
-    def give_back(self, count: int) -> None:
+    def unread(self, count: int) -> None:
         """Undo the last `count` draws: they come next again."""
         if not 0 <= count <= self._drawn:
             raise DataError(f"count is {count}: {self._drawn} were drawn")

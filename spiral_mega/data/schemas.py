@@ -39,7 +39,7 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
     """
     place, first = next(iter(rows))
     columns = set(first)
-    if {"id", "messages", "answer", "kind", "source"} <= columns:
+    if {"id", "messages", "answer", "verifier", "source"} <= columns:
         return own
     if {"prompt", "reward_model"} <= columns:
         return verl
@@ -54,7 +54,7 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
     return plain
 
 
-def own(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
+def own(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
     """A row that `problem_row` wrote: it states its own kind and source, which win over the configuration's."""
     answer = _need(row, "answer")
     if not isinstance(answer, list) or not answer or not all(isinstance(text, str) for text in answer):
@@ -63,13 +63,13 @@ def own(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
         id=_own_id(row, default_id),
         messages=_messages("messages", _need(row, "messages")),
         answer=tuple(_text("answer", text) for text in answer),
-        kind=_text("kind", _need(row, "kind")),
+        verifier=_text("verifier", _need(row, "verifier")),
         source=str(_need(row, "source")),
         extra=row.get("extra") or {},
     )
 
 
-def verl(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
+def verl(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
     """verl's and POLARIS's schema: chat messages, and the ground truth inside of reward_model."""
     reward_model = _need(row, "reward_model")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
@@ -78,13 +78,13 @@ def verl(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
         id=_own_id(row, default_id),
         messages=_messages("prompt", _need(row, "prompt")),
         answer=_answer("reward_model.ground_truth", reward_model["ground_truth"]),
-        kind=default_kind,
+        verifier=default_verifier,
         source=str(row.get("data_source") or name),
         extra=_extra(row, used=("id", "prompt", "data_source")),
     )
 
 
-def gsm8k(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
+def gsm8k(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
     """GSM8K's schema: the answer is a worked solution that ends with "#### 1,234"."""
     column = _question_column(row)
     worked = _text("answer", _need(row, "answer"))
@@ -101,20 +101,20 @@ def gsm8k(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
         id=_own_id(row, default_id),
         messages=_messages(column, _need(row, column)),
         answer=_answer("answer", final),
-        kind=default_kind,
+        verifier=default_verifier,
         source=name,
         extra=_extra(row, used=("id", column)),
     )
 
 
-def plain(row: Row, name: str, default_id: str, default_kind: str) -> Problem:
+def plain(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
     """A problem (text or messages) and its answer (text, number, or a list of accepted ones)."""
     column = _question_column(row)
     return Problem(
         id=_own_id(row, default_id),
         messages=_messages(column, _need(row, column)),
         answer=_answer("answer", _need(row, "answer")),
-        kind=default_kind,
+        verifier=default_verifier,
         source=name,
         extra=_extra(row, used=("id", "answer", column)),
     )
@@ -126,7 +126,7 @@ def problem_row(problem: Problem) -> Row:
         "id": problem.id,
         "messages": [dict(message) for message in problem.messages],
         "answer": list(problem.answer),
-        "kind": problem.kind,
+        "verifier": problem.verifier,
         "source": problem.source,
         "extra": problem.extra,
     }

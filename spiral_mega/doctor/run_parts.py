@@ -19,7 +19,7 @@ from spiral_mega.models.safetensors_files import read_model_files, shorten
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.models.weights import meta_model
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards.verifier import make_verifier
+from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.traces import Problem
 from spiral_mega.validation.models import check_context
 
@@ -97,7 +97,7 @@ def tokenizer(config: Config) -> Iterator[Finding]:
         yield warning(
             "chat template",
             f"it closes an assistant's turn with {loaded.convert_ids_to_tokens(ids[-3:])}, none of which ends a "
-            "response, so responses may run to rollout.max_response_tokens: name that token in generation_config.json "
+            "response, so responses may run to rollout.sampling.max_response_tokens: name that token in generation_config.json "
             "(eos_token_id)",
         )
     else:
@@ -110,9 +110,9 @@ def problems_and_verifier(config: Config) -> Iterator[Finding]:
     for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if sources:
             problems = load_sources(sources)
-            by_kind |= {problem.kind: problem for problem in problems}
+            by_kind |= {problem.verifier: problem for problem in problems}
             yield ok(name, f"{len(problems)} problems")
-    with make_verifier(config.rewards, list(by_kind.values())) as verifier:
+    with make_verifier_pool(config.rewards, list(by_kind.values())) as verifier:
         for kind, problem in by_kind.items():
             # Its own answer, as the kind's format puts it where it is known; what counts is that a number comes back.
             response = f"\\boxed{{{problem.answer[0]}}}" if kind == "math" else problem.answer[0]
@@ -126,7 +126,7 @@ def problems_and_verifier(config: Config) -> Iterator[Finding]:
                 yield error(
                     "verifier",
                     f"{kind} gives {verdict.reward} for the very answer {problem.answer[0]!r} of {problem.id!r}, "
-                    "which is not of a form that it reads: use kind: exact, or correct the data",
+                    "which is not of a form that it reads: use verifier: exact, or correct the data",
                 )
             else:
                 yield ok("verifier", f"{kind} answers ({verdict.reward:g} for the ground truth of {problem.id!r})")

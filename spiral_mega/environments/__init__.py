@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spiral_mega.config.schema import RolloutConfig
+from spiral_mega.config.schema import SamplingConfig
 from spiral_mega.errors import UserError
 from spiral_mega.process.import_path import load_function
 from spiral_mega.traces import Problem
@@ -35,18 +35,18 @@ class Environment:
             replies = self.function(problem, [dict(message) for message in messages])
         except Exception as error:  # a user's function may fail in any way
             raise UserError(
-                f"rollout.environment {self.name} failed on problem {problem.id} ({type(error).__name__}: {error})"
+                f"rollout.sampling.environment {self.name} failed on problem {problem.id} ({type(error).__name__}: {error})"
             ) from error
         if not isinstance(replies, list) or not all(map(_is_message, replies)):
             raise UserError(
-                f"rollout.environment {self.name} replied {replies!r} on problem {problem.id}: return a list of "
+                f"rollout.sampling.environment {self.name} replied {replies!r} on problem {problem.id}: return a list of "
                 "messages, each with a role and a content"
             )
         return replies
 
 
-def make_environment(config: RolloutConfig) -> Environment | None:
-    """What `rollout.environment` names, or None. Raises ValueError when there is no such function."""
+def make_environment(config: SamplingConfig) -> Environment | None:
+    """What `rollout.sampling.environment` names, or None. Raises ValueError when there is no such function."""
     if config.environment is None:
         return None
     try:
@@ -54,7 +54,7 @@ def make_environment(config: RolloutConfig) -> Environment | None:
     except ValueError as error:
         known = ", ".join(BUILT_IN)
         raise ValueError(
-            f"rollout.environment is {config.environment!r}: {error}; use one of {known}, or a function (problem, "
+            f"rollout.sampling.environment is {config.environment!r}: {error}; use one of {known}, or a function (problem, "
             "messages) -> messages"
         ) from error
     return Environment(config.environment, function, config.max_turns)

@@ -24,7 +24,7 @@ from spiral_mega.evaluation.target import Target, find_target
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.process.stop_request import StopRequest
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards.verifier import make_verifier
+from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.pipeline import Interrupted, Pipeline
 from spiral_mega.telemetry import atomic_path, setup_logging, write_json_atomic
@@ -36,10 +36,7 @@ from spiral_mega.validation.models import check_context
 log = logging.getLogger(__name__)
 
 # What decides the traces: an evaluation goes on only where all of it is the same.
-SAMPLED_BY = (
-    *("engine", "tensor_parallel", "temperature", "max_response_tokens", "max_context_tokens", "max_batch"),
-    *("environment", "max_turns"),
-)
+SAMPLED_BY = ("name", "tensor_parallel", "max_batch")  # engine settings that decide what is sampled
 
 
 def prepare(
@@ -59,7 +56,7 @@ def prepare(
         values |= {
             "run": {"dir": str(output or "runs/eval"), "steps": 1},
             "data": {"train": "${data.eval}"},
-            "policy": {"microbatch_tokens": "${rollout.max_context_tokens}"},
+            "policy": {"microbatch_tokens": "${rollout.sampling.max_context_tokens}"},
         }
     config = load_config(config_path, overrides, values)
     if target is not None and config.model.path != values["model"]["path"]:
@@ -92,7 +89,7 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
             store.claim(_identity(config, target, problems))
             with atomic_path(folder / "config.yaml") as path:
                 path.write_text(dump_config(config))
-        verifier = stack.enter_context(make_verifier(config.rewards, problems))
+        verifier = stack.enter_context(make_verifier_pool(config.rewards, problems))
         engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
         stack.callback(engine.close)
         target.load(engines, config, runtime)
@@ -143,7 +140,8 @@ def _identity(config: Config, target: Target, problems: Sequence[Problem]) -> di
         "model": target.identity(),
         "data": fingerprint(problems),
         "prompts": settings["prompts"],
-        "rollout": {key: settings["rollout"][key] for key in SAMPLED_BY},
+        "engine": {key: settings["rollout"]["engine"][key] for key in SAMPLED_BY},
+        "sampling": settings["rollout"]["sampling"],
         "set_order": config.algorithm.set_order,
         "param_dtype": config.policy.param_dtype,
         "seed": config.run.seed,

@@ -88,7 +88,7 @@ def level_positions(plan: SamplingPlan) -> list[range]:
 
 
 def level_budgets(plan: SamplingPlan, longest: int) -> list[int]:
-    """The most tokens that may be generated up to and with each level; `longest` is rollout.max_response_tokens."""
+    """The most tokens that may be generated up to and with each level; `longest` is rollout.sampling.max_response_tokens."""
     limits = [plan.max_tokens, *(level.max_tokens for level in plan.levels)]
     budgets, total = [], 0
     for positions, limit in zip(level_positions(plan), limits, strict=True):

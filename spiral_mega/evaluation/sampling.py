@@ -40,7 +40,7 @@ def sample(
             continue
         if runtime.is_main:
             store.remove_traces(sampling.name, number)
-        pipeline.engine.forget()
+        pipeline.engine.reset_prefix_cache()
         tasks = [Task(problem, -1, (seed, "eval", problem.id)) for problem in problems[start : start + chunk]]
         episodes = pipeline.run(tasks, aggregates=True)
         if pipeline.engine.replica.leader:

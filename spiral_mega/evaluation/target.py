@@ -34,7 +34,13 @@ class Target:
 
     def values(self) -> dict[str, Any]:
         """What the configuration of an evaluation of this says, whatever its file does."""
-        sampling: dict[str, Any] = {"rollout": {"lora": "merge", "sleep": False, "record": None, "replay": None}}
+        sampling: dict[str, Any] = {
+            "rollout": {
+                "engine": {"sleep": False},
+                "sync": {"lora": "merge"},
+                "record": {"write": None, "read": None},
+            }
+        }
         if self.checkpoint is not None:  # the architecture that the checkpoint fits
             run = self._run().model_dump(mode="json")
             return sampling | {"model": run["model"], "two_models": run["two_models"]}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TrainingSequence:
     """A prompt and the response [L] to learn from.
 
-    Its loss is the sum of `weight` times the token loss at `advantage` over the response tokens, but for the `observed`
+    Its loss is the sum of `weight` times the token loss at `advantage` over the response tokens, but for the `observation_spans`
     ranges [start, stop), which the model did not write. `weight` holds the component's weight and its denominator over
     the global batch, so sums of losses need no further scaling.
     """
@@ -20,12 +20,12 @@ class TrainingSequence:
     sampler_logprobs: list[float]
     advantage: float
     weight: float
-    observed: tuple[tuple[int, int], ...] = ()
+    observation_spans: tuple[tuple[int, int], ...] = ()
 
-    def written(self) -> list[bool]:
+    def loss_mask(self) -> list[bool]:
         """Which response tokens [L] the model wrote."""
         mask = [True] * len(self.response_ids)
-        for start, stop in self.observed:
+        for start, stop in self.observation_spans:
             mask[start:stop] = [False] * (stop - start)
         return mask
 

@@ -24,9 +24,9 @@ class TreeBatch:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     layout: TreeLayout
-    rows: torch.Tensor
-    targets: torch.Tensor
-    reads: torch.Tensor
+    logit_indices: torch.Tensor
+    labels: torch.Tensor
+    gather_indices: torch.Tensor
     sampler_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
@@ -53,7 +53,7 @@ def pack(sequences: list[TrainingSequence]) -> TreeBatch:
             )
     tree = build_tree(sequences or [TrainingSequence((0, 0), [0], [], [], 0.0, 0.0)])
     token_ids, parent, nodes = map(torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes))
-    written = [s.written() for s in sequences]
+    written = [s.loss_mask() for s in sequences]
     nodes = nodes[torch.tensor([kept for mask in written for kept in mask], dtype=torch.bool)]
     needed = torch.zeros(tree.num_tokens, dtype=torch.bool)
     needed[nodes] = True
@@ -63,9 +63,9 @@ def pack(sequences: list[TrainingSequence]) -> TreeBatch:
         input_ids=token_ids[None],
         position_ids=torch.from_numpy(tree.depth)[None],
         layout=TreeLayout(tree.depth, tree.subtree_end),
-        rows=parent[needed],
-        targets=token_ids[needed],
-        reads=(needed.cumsum(0) - 1)[nodes],
+        logit_indices=parent[needed],
+        labels=token_ids[needed],
+        gather_indices=(needed.cumsum(0) - 1)[nodes],
         sampler_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=torch.tensor([s.advantage for s in sequences], dtype=torch.float32).repeat_interleave(responses),
         weights=torch.tensor([s.weight for s in sequences], dtype=torch.float32).repeat_interleave(responses),

@@ -116,7 +116,7 @@ class Prompter:
             roles = ", ".join(each["role"] for each in replies)
             raise UserError(
                 f"the tokenizer's chat template refuses an environment's messages of role {roles} after a turn "
-                f"({error}): let rollout.environment reply in a role that it knows"
+                f"({error}): let rollout.sampling.environment reply in a role that it knows"
             ) from error
         text = text[text.index(TURN) + len(TURN) :]
         before, end, after = text.partition(self.tokenizer.decode([end_id]))
@@ -128,7 +128,7 @@ class Prompter:
         text = problem.messages[-1]["content"]
         instruction = self.config.instruction
         if instruction is None:
-            instruction = INSTRUCTIONS.get(problem.kind, "")
+            instruction = INSTRUCTIONS.get(problem.verifier, "")
         if not instruction or instruction in text or ("\\boxed" in instruction and BOXED_INSTRUCTION.search(text)):
             return [(text, False)]
         return [(text, False), ("\n\n" + instruction, True)]

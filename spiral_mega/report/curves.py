@@ -50,7 +50,7 @@ PANELS = (
     Panel("Held-out problems", "solved", prefix="eval/", style="percent"),
     Panel("Response length", "tokens", _both("length")),
     Panel("Entropy", "nats per token", _both("entropy")),
-    Panel("Traces cut at the limit", "share of traces", _both("cut"), style="percent"),
+    Panel("Traces cut at the limit", "share of traces", _both("truncated"), style="percent"),
     Panel("Traces whose credit was gated", "share of traces", _both("gated"), style="percent"),
     Panel("Effective problems", "share of problems", ("effective/share",), style="percent"),
     Panel(

@@ -6,7 +6,7 @@ Kinds: `math` (last boxed answer, math-verify), `exact` (text), `arithmetic` (nu
 
 from spiral_mega.rewards.agreement import group_answers
 from spiral_mega.rewards.answers import normalize_answer
-from spiral_mega.rewards.registry import check_kind
-from spiral_mega.rewards.verifier import Verdict, Verifier, verify
+from spiral_mega.rewards.registry import check_verifier_name
+from spiral_mega.rewards.verifier import Verdict, VerifierPool, verify
 
-__all__ = ["Verdict", "Verifier", "check_kind", "group_answers", "normalize_answer", "verify"]
+__all__ = ["Verdict", "VerifierPool", "check_verifier_name", "group_answers", "normalize_answer", "verify"]

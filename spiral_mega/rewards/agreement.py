@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from spiral_mega.rewards.registry import BUILT_IN
-from spiral_mega.rewards.verifier import Verifier
+from spiral_mega.rewards.verifier import VerifierPool
 
 Groups = list[int | None]
 
 
-def group_answers(responses: Sequence[str], kind: str, verifier: Verifier) -> Groups:
+def group_answers(responses: Sequence[str], kind: str, verifier: VerifierPool) -> Groups:
     """The group [N] of each response's answer, numbered from 0 in order of first appearance; None without an answer.
 
     Answers that are spelt alike are one; a further spelling joins the first group whose first answer it agrees with.
@@ -51,7 +51,7 @@ def load_answer_of(kind: str) -> Callable[[str], str | None]:
     return answer_of
 
 
-def _first_that_agrees(response: str, answers: Sequence[str], agree: str, verifier: Verifier) -> int | None:
+def _first_that_agrees(response: str, answers: Sequence[str], agree: str, verifier: VerifierPool) -> int | None:
     """The index of the first of `answers` that the response agrees with; all are asked for at once before each is."""
     if not answers:
         return None

@@ -15,16 +15,16 @@ BUILT_IN = {
 }
 
 
-def check_kind(kind: str) -> None:
+def check_verifier_name(kind: str) -> None:
     """Raise ValueError unless `kind` is a built-in kind or the import path of a function that can serve as one.
 
     Imports a user's module, so that a mistake shows at start-up and not as a run of zero rewards.
     """
     if kind not in BUILT_IN:
-        load_kind(kind)
+        load_verifier(kind)
 
 
-def load_kind(kind: str) -> RewardFunction:
+def load_verifier(kind: str) -> RewardFunction:
     """The function (response, answers) -> reward that `kind` names. Raises ValueError, naming the kind and why."""
     path = BUILT_IN.get(kind, kind)
     known = f"known kinds are {', '.join(BUILT_IN)}, or package.module:function"

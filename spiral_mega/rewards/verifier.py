@@ -18,7 +18,7 @@ from pebble import ProcessPool
 from spiral_mega.process.signals import block_signals
 from spiral_mega.rewards import worker
 from spiral_mega.rewards.answers import normalize_answer
-from spiral_mega.rewards.registry import check_kind
+from spiral_mega.rewards.registry import check_verifier_name
 from spiral_mega.rewards.spawn import MainlessContext
 from spiral_mega.traces import Problem
 
@@ -50,7 +50,7 @@ class _Job:
     tried: int = 0
 
 
-class Verifier:
+class VerifierPool:
     """A pool of `workers` verifier processes, each verification bounded by `time_limit_s` seconds of wall clock.
 
     A process that exceeds the limit is killed and replaced. The clock starts when a process takes the task,
@@ -65,7 +65,7 @@ class Verifier:
         self.workers = workers
         self._kinds = tuple(dict.fromkeys(kinds))
         for kind in self._kinds:
-            check_kind(kind)
+            check_verifier_name(kind)
         self._checked = set(self._kinds)
         self._counts: Counter[str] = Counter()
         self._unsettled: set[_Job] = set()
@@ -83,13 +83,13 @@ class Verifier:
         after `close`.
         """
         if kind not in self._checked:
-            check_kind(kind)
+            check_verifier_name(kind)
             self._checked.add(kind)
         job = _Job((kind, response, normalize_answer(answer)))
         job.verdict.set_running_or_notify_cancel()  # a verdict cannot be cancelled, so it is always set once
         with self._lock:
             if self._closed:
-                raise RuntimeError("the Verifier is closed: create another")
+                raise RuntimeError("the VerifierPool is closed: create another")
             self._unsettled.add(job)
             self._keeper.submit(self._dispatch, job)
         return job.verdict
@@ -116,11 +116,11 @@ class Verifier:
             open_jobs = list(self._unsettled)
         for job in open_jobs:  # before their processes end, which would read as crashes
             if self._take(job):
-                job.verdict.set_exception(RuntimeError("the Verifier was closed before this verification ended"))
+                job.verdict.set_exception(RuntimeError("the VerifierPool was closed before this verification ended"))
         self._keeper.submit(self._stop_pool).result()
         self._keeper.shutdown()
 
-    def __enter__(self) -> Verifier:
+    def __enter__(self) -> VerifierPool:
         return self
 
     def __exit__(
@@ -190,12 +190,12 @@ class Verifier:
 def verify(
     responses: Sequence[str], answers: Sequence[Any], kind: str = "math", time_limit_s: float = 5.0, workers: int = 2
 ) -> list[float]:
-    """The rewards of `responses`, in order, as `Verifier.verify` gives them; starts processes for it (1 to 2 s)."""
-    with Verifier(time_limit_s, workers, (kind,)) as verifier:
+    """The rewards of `responses`, in order, as `VerifierPool.verify` gives them; starts processes for it (1 to 2 s)."""
+    with VerifierPool(time_limit_s, workers, (kind,)) as verifier:
         return [verdict.reward for verdict in verifier.verify(responses, answers, kind)]
 
 
-def make_verifier(config: RewardsConfig, problems: Iterable[Problem]) -> Verifier:
+def make_verifier_pool(config: RewardsConfig, problems: Iterable[Problem]) -> VerifierPool:
     """The verifier processes, with all that these problems need loaded before any limit runs."""
-    kinds = sorted({problem.kind for problem in problems})
-    return Verifier(config.time_limit_s, config.workers, kinds)
+    kinds = sorted({problem.verifier for problem in problems})
+    return VerifierPool(config.time_limit_s, config.workers, kinds)

@@ -11,7 +11,7 @@ import signal
 from contextlib import suppress
 from functools import cache
 
-from spiral_mega.rewards.registry import RewardFunction, load_kind
+from spiral_mega.rewards.registry import RewardFunction, load_verifier
 
 _PR_SET_PDEATHSIG = 1
 _DETAIL_CHARS = 500
@@ -53,7 +53,7 @@ def run(kind: str, response: str, answer: tuple[str, ...]) -> tuple[float, str, 
 
 @cache
 def _function(kind: str) -> RewardFunction:
-    return load_kind(kind)
+    return load_verifier(kind)
 
 
 def _die_with_parent(parent_pid: int) -> None:

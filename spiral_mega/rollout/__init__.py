@@ -15,23 +15,23 @@ def build_engines(
 ) -> tuple[Sampler, dict[str, RolloutEngine]]:
     """What samples for the run, and by model's name what takes that model's weights. Collective."""
     configs = model_configs(config)
-    if config.two_models is not None and config.two_models.form == "adapters" and config.rollout.lora == "adapter":
+    if config.two_models is not None and config.two_models.form == "adapters" and config.rollout.sync.lora == "adapter":
         from spiral_mega.rollout.vllm_engine import VllmEngine
 
         replica = _replica(config, runtime)
         engine = VllmEngine(config, stop_ids, runtime, replica, models=tuple(configs))
-        return engine, {name: engine.part(name) for name in configs}
+        return engine, {name: engine.for_model(name) for name in configs}
     engines = {name: build_engine(each, stop_ids, runtime) for name, each in configs.items()}
     return engines[DEFAULT_MODEL] if len(engines) == 1 else TwoEngines(engines), engines
 
 
 def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> RolloutEngine:
-    """The engine of one model, on what `rollout.engine` names, without weights: its policy's are loaded into it.
+    """The engine of one model, on what `rollout.engine.name` names, without weights: its policy's are loaded into it.
 
     Collective.
     """
     replica = _replica(config, runtime)
-    if config.rollout.engine == "vllm":
+    if config.rollout.engine.name == "vllm":
         from spiral_mega.rollout.vllm_engine import VllmEngine
 
         return VllmEngine(config, stop_ids, runtime, replica)
@@ -39,15 +39,17 @@ def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> 
 
     return TransformersEngine(
         empty_model(config, runtime),
-        temperature=config.rollout.temperature,
+        temperature=config.rollout.sampling.temperature,
         stop_ids=stop_ids,
-        max_batch=config.rollout.max_batch,
+        max_batch=config.rollout.engine.max_batch,
         replica=replica,
     )
 
 
 def _replica(config: Config, runtime: Runtime) -> Replica:
-    ranks = config.rollout.tensor_parallel
+    ranks = config.rollout.engine.tensor_parallel
     if runtime.world_size % ranks:
-        raise ConfigError(f"rollout.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks")
+        raise ConfigError(
+            f"rollout.engine.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks"
+        )
     return make_replica(runtime, ranks)

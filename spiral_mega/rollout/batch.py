@@ -23,7 +23,7 @@ class Batch:
     """This rank's part of a step's episodes, and what all ranks know of the whole.
 
     `kept` are trained on, by their draw number; `sampled` holds every whole local episode, kept or not, with its draw
-    number. `kept_draws` lists those of all ranks, in order; `draws`, `effective` and `given_up` count over all ranks.
+    number. `kept_draws` lists those of all ranks, in order; `draws`, `effective` and `cancelled` count over all ranks.
     """
 
     sampled: list[tuple[int, Episode]]
@@ -31,7 +31,7 @@ class Batch:
     kept_draws: list[int]
     draws: int
     effective: int
-    given_up: int
+    cancelled: int
 
 
 class BatchCollector:
@@ -58,7 +58,7 @@ class BatchCollector:
         feed = _Draws(self, step)
         sampled = self.pipeline.stream(feed, aggregates=bool(self.objective.plan.levels))
         settled = feed.decided()
-        self.sampler.give_back(feed.drawn - len(settled) if self.config.keep == "first" else 0)
+        self.sampler.unread(feed.drawn - len(settled) if self.config.keep == "first" else 0)
         effective = sum(settled.values())
         if self.config.dynamic_sampling and effective < self.config.problems:
             log.warning(
@@ -74,7 +74,7 @@ class BatchCollector:
             kept_draws=kept,
             draws=len(settled),
             effective=effective,
-            given_up=feed.drawn - len(settled),
+            cancelled=feed.drawn - len(settled),
         )
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 
-from spiral_mega.config import RewardsConfig, RolloutConfig
+from spiral_mega.config import RewardsConfig, SyncConfig
 from spiral_mega.distributed.collectives import sum_over_ranks
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
@@ -38,8 +38,8 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
                     f"tokens/{trace.component}": trace.length,
                     f"reward/{trace.component}": trace.reward,
                     f"gated/{trace.component}": trace.gated,
-                    f"cut/{trace.component}": trace.finish == "length",
-                    f"surprise/{trace.component}": -sum(finite),
+                    f"truncated/{trace.component}": trace.finish == "length",
+                    f"nll/{trace.component}": -sum(finite),
                     f"finite/{trace.component}": len(finite),
                     f"verify/{trace.verification}": 1.0,
                     "prompt_tokens": len(trace.prompt_ids),
@@ -52,7 +52,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "batch/draws": float(batch.draws),
         "batch/surplus": float(max(0, batch.effective - len(batch.kept_draws))),
         "effective/share": batch.effective / batch.draws,
-        "batch/given_up": float(batch.given_up),
+        "batch/cancelled": float(batch.cancelled),
         "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
         "rollout/cached_share": total.get("cached_tokens", 0.0) / max(total.get("prompt_tokens", 0.0), 1.0),
         "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),
@@ -62,10 +62,10 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         if kind == "verify":
             metrics[name] = count
         elif kind == "traces":
-            for mean in ("reward", "gated", "cut"):
+            for mean in ("reward", "gated", "truncated"):
                 metrics[f"{mean}/{component}"] = total[f"{mean}/{component}"] / count
             metrics[f"length/{component}"] = total[f"tokens/{component}"] / count
-            metrics[f"entropy/{component}"] = total[f"surprise/{component}"] / max(total[f"finite/{component}"], 1.0)
+            metrics[f"entropy/{component}"] = total[f"nll/{component}"] / max(total[f"finite/{component}"], 1.0)
     return metrics
 
 
@@ -83,19 +83,19 @@ def check_verifier(metrics: dict[str, float], rewards: RewardsConfig) -> None:
         )
 
 
-def check_mismatch(metrics: dict[str, float], rollout: RolloutConfig) -> None:
-    """Warn, or raise MismatchError, when the step's sampler/kl, of any model, passed `rollout.max_kl`."""
-    if (bound := rollout.max_kl) is None:
+def check_mismatch(metrics: dict[str, float], sync: SyncConfig) -> None:
+    """Warn, or raise MismatchError, when the step's sampler/kl, of any model, passed `rollout.sync.max_kl`."""
+    if (bound := sync.max_kl) is None:
         return
     found = {name: kl for name, kl in metrics.items() if name.startswith("sampler/kl")}
     over = [f"{name} is {kl:.3g}" for name, kl in found.items() if not kl <= bound]
     if not over:
         return
     message = (
-        f"{', '.join(over)}, above rollout.max_kl ({rollout.max_kl}): the engine's log-probs are not those of the "
+        f"{', '.join(over)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs are not those of the "
         "policy. Look for other kernels, precision or templates; algorithm.loss=truncated_importance_sampling and "
         "algorithm.max_sequence_ratio limit what it does"
     )
-    if rollout.on_max_kl == "stop":
+    if sync.on_max_kl == "stop":
         raise MismatchError(f"{message}. The run goes on from its last checkpoint")
     log.warning(message)

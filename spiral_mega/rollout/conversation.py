@@ -35,6 +35,6 @@ class Conversation:
         trace, start = self.trace, len(self.trace.response_ids)
         trace.response_ids = [*trace.response_ids, *token_ids]
         trace.logprobs = [*trace.logprobs, *[math.nan] * len(token_ids)]
-        trace.observed = [*trace.observed, (start, start + len(token_ids))]
+        trace.observation_spans = [*trace.observation_spans, (start, start + len(token_ids))]
         trace.text += "\n" + "".join(reply["content"] + "\n" for reply in replies)
         self.messages += replies

@@ -93,7 +93,7 @@ class Sampler(Protocol):
     def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
         """Give up what is unfinished of the requests of these keys; none of it comes out any more."""
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop cached prompts, so that nothing sampled before touches what comes. Nothing may be in flight."""
 
     def sleep(self) -> None:

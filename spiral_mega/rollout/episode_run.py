@@ -14,7 +14,7 @@ from spiral_mega.algorithm.sets import SetOrder, list_in_order
 from spiral_mega.config import RolloutConfig
 from spiral_mega.environments import Environment
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verdict, Verifier
+from spiral_mega.rewards import Verdict, VerifierPool
 from spiral_mega.rollout.conversation import Conversation
 from spiral_mega.rollout.engine import Request, Sample
 from spiral_mega.seeds import derive_seed
@@ -38,7 +38,7 @@ class Recipe:
     """What all episodes are made with."""
 
     prompter: Prompter
-    verifier: Verifier
+    verifier: VerifierPool
     tokenizer: PreTrainedTokenizerBase
     plan: SamplingPlan
     set_order: SetOrder
@@ -82,7 +82,9 @@ class EpisodeRun:
         (self.search if set_index is None else self.aggregation[set_index])[trace.index] = trace
         if self.judged:
             problem = self.task.problem
-            self.verdicts.append((trace, self.recipe.verifier.submit(trace.answer_text, problem.answer, problem.kind)))
+            self.verdicts.append(
+                (trace, self.recipe.verifier.submit(trace.answer_text, problem.answer, problem.verifier))
+            )
         requests: list[Request] = []
         while ready := [l for l in sorted(self.waiting) if all(map(self._trace, self.sets[l]))]:
             self.waiting.difference_update(ready)
@@ -136,15 +138,15 @@ class EpisodeRun:
     def _most_tokens(self, set_index: int | None) -> int:
         """The longest response, in tokens."""
         rollout = self.recipe.rollout
-        limit = self.recipe.plan.limit(set_index) or rollout.max_response_tokens
-        return min(limit, rollout.max_context_tokens - len(self.prompts[set_index]))
+        limit = self.recipe.plan.limit(set_index) or rollout.sampling.max_response_tokens
+        return min(limit, rollout.sampling.max_context_tokens - len(self.prompts[set_index]))
 
     def _aggregate(self, set_index: int) -> Request | None:
         members = [trace for position in self.sets[set_index] if (trace := self._trace(position)) is not None]
         prompt = self.recipe.prompter.aggregation_prompt(self.task.problem, members)
         self.prompts[set_index] = prompt
         count, component = self.recipe.plan.answers, self.recipe.plan.component(set_index)
-        if len(prompt) < self.recipe.rollout.max_context_tokens:
+        if len(prompt) < self.recipe.rollout.sampling.max_context_tokens:
             return self._request(component, set_index, count)
         # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.
         self.aggregation[set_index] = {

@@ -26,7 +26,7 @@ from spiral_mega.distributed.collectives import all_to_all_objects, gather_objec
 from spiral_mega.environments import make_environment
 from spiral_mega.process.heartbeat import heartbeat
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout.engine import Request, Sample, Sampler
 from spiral_mega.rollout.episode_run import EpisodeRun, Recipe, Task
 from spiral_mega.traces import Episode
@@ -40,7 +40,7 @@ LAG = 2  # what an exchange brings is taken up so many exchanges later: how far 
 
 def exchange_steps(rollout: RolloutConfig) -> int:
     """Engine steps between two exchanges."""
-    return rollout.exchange_steps or max(8, rollout.max_response_tokens // LATENESS)
+    return rollout.engine.exchange_steps or max(8, rollout.sampling.max_response_tokens // LATENESS)
 
 
 class Interrupted(Exception):
@@ -67,7 +67,7 @@ class Pipeline:
         self,
         engine: Sampler,
         prompter: Prompter,
-        verifier: Verifier,
+        verifier: VerifierPool,
         tokenizer: PreTrainedTokenizerBase,
         algorithm: AlgorithmConfig,
         rollout: RolloutConfig,
@@ -75,7 +75,7 @@ class Pipeline:
         plan: SamplingPlan | None = None,
     ) -> None:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
-        plan, environment = plan or SamplingPlan.from_algorithm(algorithm), make_environment(rollout)
+        plan, environment = plan or SamplingPlan.from_algorithm(algorithm), make_environment(rollout.sampling)
         self.recipe = Recipe(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
         self.steps = exchange_steps(rollout)
         self.lag = LAG if engine.replica.count > 1 else 0

@@ -48,7 +48,7 @@ class Recorder:
             "kept_draws": batch.kept_draws,
             "draws": batch.draws,
             "effective": batch.effective,
-            "given_up": batch.given_up,
+            "cancelled": batch.cancelled,
             "ranks": self.runtime.world_size,
         }
         schema = RECORD.with_metadata({"batch": json.dumps(facts)})
@@ -82,7 +82,7 @@ class Replayer:
             kept_draws=facts["kept_draws"],
             draws=facts["draws"],
             effective=facts["effective"],
-            given_up=facts["given_up"],
+            cancelled=facts["cancelled"],
         )
 
     def _facts(self, step: int) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class Replayer:
                 pq.read_schema(path)
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError) as error:
             raise UserError(
-                f"rollout.replay {self.folder!r}: no record of step {step + 1} at {path} ({error}): record as many "
-                "steps as run.steps with rollout.record, or lower run.steps"
+                f"rollout.record.read {self.folder!r}: no record of step {step + 1} at {path} ({error}): record as many "
+                "steps as run.steps with rollout.record.write, or lower run.steps"
             ) from error
         return facts
 

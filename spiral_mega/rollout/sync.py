@@ -30,7 +30,7 @@ class SyncError(UserError):
 class WeightSync:
     """Streams weights and compares, on a response to `prompt_ids`, the engine's log-probs with the policy's.
 
-    With `rollout.lora` "adapter" the weights go once, without adapters, and the adapters each time. What is `frozen`
+    With `rollout.sync.lora` "adapter" the weights go once, without adapters, and the adapters each time. What is `frozen`
     goes once, unless the engine loses it in its sleep.
     """
 
@@ -45,10 +45,10 @@ class WeightSync:
         frozen: bool = False,
     ) -> None:
         self.policy, self.engine, self.runtime = policy, engine, runtime
-        self.max_gap = config.rollout.max_sync_gap
+        self.max_gap = config.rollout.sync.max_gap
         self.dtype = getattr(torch, config.policy.param_dtype)
-        self.adapter, self.base_sent = config.rollout.lora == "adapter", False
-        self.sleeps = config.rollout.sleep
+        self.adapter, self.base_sent = config.rollout.sync.lora == "adapter", False
+        self.sleeps = config.rollout.engine.sleep
         self.once, self.sent = frozen and not self.sleeps, False
         self._request = Request(("canary",), list(prompt_ids), 1, 0, CANARY_TOKENS)
 
@@ -66,7 +66,7 @@ class WeightSync:
         if not gap <= self.max_gap:
             raise SyncError(
                 f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, more than "
-                f"rollout.max_sync_gap ({self.max_gap}): its weights are stale or partial, or it computes another "
+                f"rollout.sync.max_gap ({self.max_gap}): its weights are stale or partial, or it computes another "
                 "model. Nothing was trained on its samples"
             )
         return {"sampler/canary_gap": gap}

@@ -128,9 +128,9 @@ class TransformersEngine:
         self._half_loaded = False
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        raise NotImplementedError("the embedded engine takes merged weights: set rollout.lora=merge")
+        raise NotImplementedError("the embedded engine takes merged weights: set rollout.sync.lora=merge")
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         pass  # no cache outlives its batch
 
     def sleep(self) -> None:
@@ -209,7 +209,7 @@ def _check_cache(model: PreTrainedModel) -> None:
         if not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin):
             raise UserError(
                 f"{type(model).__name__} keeps a {type(layer).__name__}, which the embedded engine cannot left-pad and "
-                "repeat: use a model with attention layers only, or another rollout.engine"
+                "repeat: use a model with attention layers only, or another rollout.engine.name"
             )
 
 

@@ -29,9 +29,9 @@ class TwoEngines:
         for each in self.engines.values():
             each.abort(keys)
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         for each in self.engines.values():
-            each.forget()
+            each.reset_prefix_cache()
 
     def sleep(self) -> None:
         for each in self.engines.values():

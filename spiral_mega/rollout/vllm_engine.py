@@ -43,7 +43,7 @@ SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 class VllmEngine:
     """See spiral_mega.rollout.engine.RolloutEngine. Weights are those that `load_weights` brings, never the disk's.
 
-    `models`: the adapters that it adds to its weights, by their models' names; `part` tells one's requests and loads.
+    `models`: the adapters that it adds to its weights, by their models' names; `for_model` tells one's requests and loads.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class VllmEngine:
         self.replica = replica
         rollout = config.rollout
         self.stop_ids = sorted(stop_ids)
-        self.temperature = rollout.temperature
+        self.temperature = rollout.sampling.temperature
         self._in_flight: dict[str, tuple[Request, int]] = {}
         self._count = 0
         self._shapes = weight_shapes(config.model.path)
         self.needs_weights = True  # dummy ones, until the first load, and half of them after one that failed
-        self._lora = config.model.lora if rollout.lora == "adapter" else None
+        self._lora = config.model.lora if rollout.sync.lora == "adapter" else None
         self._ids = {model: number for number, model in enumerate(models, 1)}
         self._adapters: dict[str, Any] = {}  # by model, what its requests name, once there is one
         self._asleep = False
@@ -73,24 +73,24 @@ class VllmEngine:
                 from vllm import LLM
             except ImportError as error:
                 raise ConfigError(
-                    "rollout.engine is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
-                    "tools/install_cpu.sh (CPU), or set rollout.engine=transformers"
+                    "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
+                    "tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
                 ) from error
             pack_experts_on_every_load()
             self._llm = LLM(
                 model=config.model.path,
                 tokenizer=config.model.tokenizer or config.model.path,
                 distributed_executor_backend="external_launcher",
-                tensor_parallel_size=rollout.tensor_parallel,
+                tensor_parallel_size=rollout.engine.tensor_parallel,
                 dtype=config.policy.param_dtype,
                 load_format="dummy",
                 # A tied head may be trained apart from the embedding, so the engine's is its own.
                 hf_overrides={"tie_word_embeddings": False},
                 logprobs_mode="processed_logprobs",
-                kv_cache_memory_bytes=rollout.kv_cache_mb * 2**20,
+                kv_cache_memory_bytes=rollout.engine.kv_cache_mb * 2**20,
                 block_size=32,
-                max_model_len=rollout.max_context_tokens,
-                max_num_seqs=rollout.max_batch,
+                max_model_len=rollout.sampling.max_context_tokens,
+                max_num_seqs=rollout.engine.max_batch,
                 enable_prefix_caching=True,
                 scheduling_policy="priority",
                 seed=config.run.seed,
@@ -98,7 +98,7 @@ class VllmEngine:
                 enable_lora=self._lora is not None,
                 max_loras=len(self._ids),
                 max_lora_rank=min(rank for rank in LORA_RANKS if rank >= (self._lora.rank if self._lora else 0)),
-                **runtime.vllm_options(sleep=rollout.sleep),
+                **runtime.vllm_options(sleep=rollout.engine.sleep),
             )
         _forget_names(replica)
         self._engine = self._llm.llm_engine
@@ -174,7 +174,7 @@ class VllmEngine:
                 raise RuntimeError("vLLM did not take the adapter")
         self._adapters[model] = LoRARequest(name, number, "loaded")  # requests must not load it again
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests were still in flight")
 
@@ -196,13 +196,13 @@ class VllmEngine:
             self._llm.wake_up(tags=["kv_cache"])
         self._asleep = False
         self.needs_weights = False
-        self.forget()
+        self.reset_prefix_cache()
 
     def close(self) -> None:
         """End the engine core. It takes the process group with it, so it comes last."""
         self._engine.engine_core.shutdown()
 
-    def part(self, model: str) -> RolloutEngine:
+    def for_model(self, model: str) -> RolloutEngine:
         """The engine as that model's alone: its requests, and its adapter."""
         return _Part(self, model)
 
@@ -213,7 +213,7 @@ class _Part:
     def __init__(self, engine: VllmEngine, model: str) -> None:
         self.engine, self.model, self.replica = engine, model, engine.replica
         self.step, self.has_unfinished, self.abort = engine.step, engine.has_unfinished, engine.abort
-        self.forget, self.sleep, self.close = engine.forget, engine.sleep, engine.close
+        self.reset_prefix_cache, self.sleep, self.close = engine.reset_prefix_cache, engine.sleep, engine.close
 
     def add(self, request: Request) -> None:
         self.engine.add(changed(request, component=self.model))

@@ -15,7 +15,7 @@ from rich.table import Table
 from spiral_mega.telemetry.formatting import format_duration, format_metric
 
 COMPONENTS = ("search", "aggregation")
-BY_COMPONENT = ("reward", "length", "gated", "cut", "entropy")
+BY_COMPONENT = ("reward", "length", "gated", "truncated", "entropy")
 OF_TWO_MODELS = tuple(f"optim/grad_norm/{model}" for model in COMPONENTS)
 OTHERS = (
     *("effective/share", "optim/grad_norm", *OF_TWO_MODELS),

@@ -32,7 +32,7 @@ TRACE = pa.struct(
         "advantage": pa.float64(),
         "gated": pa.bool_(),
         "cached_tokens": pa.int32(),
-        "observed": pa.list_(pa.list_(pa.int32())),
+        "observation_spans": pa.list_(pa.list_(pa.int32())),
         "answer_start": pa.int32(),
         "text": pa.large_string(),
         "response_ids": pa.large_list(pa.int32()),
@@ -96,7 +96,7 @@ def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) 
     episode.aggregation = [[] for _ in episode.sets] if answered else []
     for each in row["traces"]:
         values = {name: value for name, value in each.items() if name not in ("prompt_length", "length")}
-        values["observed"] = [(start, stop) for start, stop in values["observed"]]
+        values["observation_spans"] = [(start, stop) for start, stop in values["observation_spans"]]
         place = values["set_index"]
         prompt = [] if prompts is None else prompts[0 if place is None else place + 1]
         group = episode.search if place is None else episode.aggregation[place]
@@ -125,7 +125,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
         "step": episode.step,
         "problem_id": episode.problem.id,
         "source": episode.problem.source,
-        "kind": episode.problem.kind,
+        "kind": episode.problem.verifier,
         "messages": [list(message.items()) for message in episode.problem.messages],
         "answer": list(episode.problem.answer),
         "sets": [list(members) for members in episode.sets],

@@ -10,21 +10,21 @@ from spiral_mega.algorithm.weighting import make_weighting
 from spiral_mega.config.model_set import model_configs, model_for
 from spiral_mega.config.schema import Config, MegatronConfig
 from spiral_mega.environments import make_environment
-from spiral_mega.rewards import check_kind
+from spiral_mega.rewards import check_verifier_name
 
 
 def find_contradictions(config: Config) -> Iterator[str]:
     """What no single key shows: one sentence each, naming key, value and remedy."""
     rollout, algorithm, batch = config.rollout, config.algorithm, config.batch
-    if rollout.max_response_tokens >= rollout.max_context_tokens:
+    if rollout.sampling.max_response_tokens >= rollout.sampling.max_context_tokens:
         yield (
-            f"rollout.max_response_tokens is {rollout.max_response_tokens}, which leaves no room for a prompt in "
-            f"rollout.max_context_tokens ({rollout.max_context_tokens}): lower the first or raise the second"
+            f"rollout.sampling.max_response_tokens is {rollout.sampling.max_response_tokens}, which leaves no room for a prompt in "
+            f"rollout.sampling.max_context_tokens ({rollout.sampling.max_context_tokens}): lower the first or raise the second"
         )
-    if config.data.max_prompt_tokens + rollout.max_response_tokens > rollout.max_context_tokens:
+    if config.data.max_prompt_tokens + rollout.sampling.max_response_tokens > rollout.sampling.max_context_tokens:
         yield (
-            f"data.max_prompt_tokens ({config.data.max_prompt_tokens}) plus rollout.max_response_tokens "
-            f"({rollout.max_response_tokens}) is more than rollout.max_context_tokens ({rollout.max_context_tokens}): "
+            f"data.max_prompt_tokens ({config.data.max_prompt_tokens}) plus rollout.sampling.max_response_tokens "
+            f"({rollout.sampling.max_response_tokens}) is more than rollout.sampling.max_context_tokens ({rollout.sampling.max_context_tokens}): "
             "lower one of the first two or raise the last"
         )
     largest = algorithm.set_size
@@ -35,41 +35,41 @@ def find_contradictions(config: Config) -> Iterator[str]:
         yield from _two_models(config, objective)
     except ValueError as error:
         yield str(error)
-    shown = {"whole": rollout.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
+    shown = {"whole": rollout.sampling.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
     if shown is not None:
-        longest = config.data.max_prompt_tokens + largest * shown + rollout.max_response_tokens
-        if longest > rollout.max_context_tokens:
+        longest = config.data.max_prompt_tokens + largest * shown + rollout.sampling.max_response_tokens
+        if longest > rollout.sampling.max_context_tokens:
             yield (
                 f"an aggregation prompt may show {largest} traces (algorithm.set_size) of {shown} tokens, "
-                f"which with problem and response makes {longest}, more than rollout.max_context_tokens "
-                f"({rollout.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
+                f"which with problem and response makes {longest}, more than rollout.sampling.max_context_tokens "
+                f"({rollout.sampling.max_context_tokens}): raise it, or shorten traces by prompts.view and prompts.tail_tokens"
             )
-    if config.policy.microbatch_tokens < rollout.max_context_tokens:
+    if config.policy.microbatch_tokens < rollout.sampling.max_context_tokens:
         yield (
             f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "
-            f"rollout.max_context_tokens ({rollout.max_context_tokens}) tokens: raise policy.microbatch_tokens"
+            f"rollout.sampling.max_context_tokens ({rollout.sampling.max_context_tokens}) tokens: raise policy.microbatch_tokens"
         )
-    if rollout.engine == "transformers" and rollout.tensor_parallel != 1:
+    if rollout.engine.name == "transformers" and rollout.engine.tensor_parallel != 1:
         yield (
-            f"rollout.tensor_parallel is {rollout.tensor_parallel}, but the transformers engine holds the whole model "
-            "on each rank: set it to 1, or rollout.engine to vllm"
+            f"rollout.engine.tensor_parallel is {rollout.engine.tensor_parallel}, but the transformers engine holds the whole model "
+            "on each rank: set it to 1, or rollout.engine.name to vllm"
         )
     adapted = all(each.model.lora is not None for each in model_configs(config).values())
-    if rollout.lora == "adapter" and not (adapted and rollout.engine == "vllm"):
+    if rollout.sync.lora == "adapter" and not (adapted and rollout.engine.name == "vllm"):
         yield (
-            "rollout.lora is 'adapter', which needs model.lora and rollout.engine=vllm: set both, or rollout.lora=merge"
+            "rollout.sync.lora is 'adapter', which needs model.lora and rollout.engine.name=vllm: set both, or rollout.sync.lora=merge"
         )
-    if rollout.sleep and rollout.engine != "vllm":
-        yield f"rollout.sleep is true, but the engine {rollout.engine!r} cannot sleep: set it to false, or use vllm"
-    if rollout.replay is not None and (rollout.record is not None or config.data.eval):
+    if rollout.engine.sleep and rollout.engine.name != "vllm":
+        yield f"rollout.engine.sleep is true, but the engine {rollout.engine.name!r} cannot sleep: set it to false, or use vllm"
+    if rollout.record.read is not None and (rollout.record.write is not None or config.data.eval):
         yield (
-            f"rollout.replay is {rollout.replay!r}, which trains without an engine, so nothing is sampled to record or "
-            "to evaluate: set rollout.record=null and data.eval=[]"
+            f"rollout.record.read is {rollout.record.read!r}, which trains without an engine, so nothing is sampled to record or "
+            "to evaluate: set rollout.record.write=null and data.eval=[]"
         )
-    if algorithm.target_length is not None and algorithm.target_length > rollout.max_response_tokens:
+    if algorithm.target_length is not None and algorithm.target_length > rollout.sampling.max_response_tokens:
         yield (
-            f"algorithm.target_length is {algorithm.target_length}, above rollout.max_response_tokens "
-            f"({rollout.max_response_tokens}), so the gate could never close: lower it, or set it to null"
+            f"algorithm.target_length is {algorithm.target_length}, above rollout.sampling.max_response_tokens "
+            f"({rollout.sampling.max_response_tokens}), so the gate could never close: lower it, or set it to null"
         )
     if algorithm.set_order == "random" and algorithm.set_design == "ordered":
         yield (
@@ -88,12 +88,12 @@ def find_contradictions(config: Config) -> Iterator[str]:
         except ValueError as error:
             yield f"data.eval needs sets of search traces: {error}"
     try:
-        make_environment(rollout)
+        make_environment(rollout.sampling)
     except ValueError as error:
         yield str(error)
     for source in (*config.data.train, *config.data.eval):
         try:
-            check_kind(source.kind)
+            check_verifier_name(source.verifier)
         except ValueError as error:
             yield f"data: kind of {source.path}: {error}"
 
@@ -125,10 +125,10 @@ def _two_models(config: Config, objective: Objective) -> Iterator[str]:
                 "two_models.aggregation_model is set, but two_models.form is 'adapters', whose base and model.lora are "
                 "both models': leave it out, or set two_models.form=models"
             )
-    if config.rollout.sleep and not (two.form == "adapters" and config.rollout.lora == "adapter"):
+    if config.rollout.engine.sleep and not (two.form == "adapters" and config.rollout.sync.lora == "adapter"):
         yield (
-            "rollout.sleep is true, but two_models takes two vLLM engines here, of which only one in a process can "
-            "sleep: set rollout.sleep=false, or share one by two_models.form=adapters and rollout.lora=adapter"
+            "rollout.engine.sleep is true, but two_models takes two vLLM engines here, of which only one in a process can "
+            "sleep: set rollout.engine.sleep=false, or share one by two_models.form=adapters and rollout.sync.lora=adapter"
         )
     if two.aggregation_optimizer is not None and two.frozen == "aggregation":
         yield ("two_models.aggregation_optimizer is set, but two_models.frozen is 'aggregation': leave one of them out")

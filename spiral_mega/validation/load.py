@@ -20,7 +20,7 @@ from spiral_mega.validation.contradictions import find_contradictions
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
 ) -> Config:
-    """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.temperature=0.8" or
+    """The configuration in the YAML file `path`, changed by dotted `overrides` such as "rollout.sampling.temperature=0.8" or
     "data.train.0.limit=5".
 
     `values` go on top of the file and below the overrides; without a file (None) they are all there is. A file's

@@ -11,7 +11,7 @@ from spiral_mega.models.tokenizer import load_tokenizer
 
 
 def check_context(config: Config) -> None:
-    """That each model exists, is the one that was planned with, and is made for rollout.max_context_tokens.
+    """That each model exists, is the one that was planned with, and is made for rollout.sampling.max_context_tokens.
 
     Of two, also that they have the same tokens, since the one reads what the other wrote.
     """
@@ -19,9 +19,9 @@ def check_context(config: Config) -> None:
         model = read_model_config(each.model.path)
         check_dimensions(each.model.dimensions or {}, model, each.model.path)
         limit = getattr(model, "max_position_embeddings", None)
-        if limit is not None and config.rollout.max_context_tokens > limit:
+        if limit is not None and config.rollout.sampling.max_context_tokens > limit:
             raise ConfigError(
-                f"rollout.max_context_tokens is {config.rollout.max_context_tokens}, but the model at "
+                f"rollout.sampling.max_context_tokens is {config.rollout.sampling.max_context_tokens}, but the model at "
                 f"{each.model.path} is made for {limit} positions: lower it"
             )
     if config.two_models is not None and (phi := config.two_models.aggregation_model) is not None:

@@ -64,8 +64,8 @@ def test_the_memory_in_a_configurations_comment_is_what_plan_expects_and_fits(na
 def test_the_papers_token_budgets_are_equal() -> None:
     spiral, grpo = field("qwen3_4b_paper.yaml"), field("qwen3_4b_grpo.yaml")
     a = spiral.algorithm
-    sampled = (a.search_traces + a.num_sets * a.aggregation_traces) * spiral.rollout.max_response_tokens
-    assert sampled == grpo.algorithm.search_traces * grpo.rollout.max_response_tokens == 98_304
+    sampled = (a.search_traces + a.num_sets * a.aggregation_traces) * spiral.rollout.sampling.max_response_tokens
+    assert sampled == grpo.algorithm.search_traces * grpo.rollout.sampling.max_response_tokens == 98_304
 
 
 def test_sizes_are_those_that_the_models_are_known_by() -> None:
@@ -156,7 +156,10 @@ def test_flops_are_those_that_torch_counts() -> None:
 
 def test_a_trees_tokens_and_pairs_are_those_that_the_packing_computes() -> None:
     config = field(
-        "qwen3_4b_paper.yaml", "batch.problems=6", "rollout.max_response_tokens=90", "algorithm.target_length=null"
+        "qwen3_4b_paper.yaml",
+        "batch.problems=6",
+        "rollout.sampling.max_response_tokens=90",
+        "algorithm.target_length=null",
     )
     for draw, problem in enumerate(sample_batch(config, Lengths(median=40, prompt_low=5, prompt_high=20), seed=3)):
         tree = build_tree(_sequences(draw, problem))
@@ -208,18 +211,20 @@ def test_a_grpo_step_samples_its_search_traces_alone() -> None:
 
 
 def test_remedies_lower_the_peak_and_layouts_found_fit() -> None:
-    config = field("qwen3_8b.yaml", "rollout.sleep=false", "policy.activation_checkpointing=false", "batch.problems=8")
+    config = field(
+        "qwen3_8b.yaml", "rollout.engine.sleep=false", "policy.activation_checkpointing=false", "batch.problems=8"
+    )
     sizes, machine = measure(read_dimensions(config.model), None), MACHINES["h100-80"]
     assert not fits(config, sizes, 16, machine)
     now = max(phase.total for phase in phases(config, sizes, 16))
     found = {next(iter(changes)): peak for changes, peak in remedies(config, sizes, 16, machine)}
-    assert {"rollout.sleep", "policy.activation_checkpointing", "rollout.kv_cache_mb"} <= found.keys()
+    assert {"rollout.engine.sleep", "policy.activation_checkpointing", "rollout.engine.kv_cache_mb"} <= found.keys()
     assert max(found.values()) < now
     layouts = search(config, sizes, machine, 2, Lengths(median=400))
     assert layouts == sorted(layouts, key=lambda layout: layout.time.total)
     assert all(fits(changed(config, layout.changes), sizes, 16, machine) for layout in layouts)
     best = changed(config, layouts[0].changes)
-    more = changed(best, {"rollout.kv_cache_mb": largest_cache(best, sizes, 16, machine) + 4096})
+    more = changed(best, {"rollout.engine.kv_cache_mb": largest_cache(best, sizes, 16, machine) + 4096})
     assert not fits(more, sizes, 16, machine)  # it is the largest cache
 
 
@@ -234,7 +239,7 @@ def test_the_command_ends_with_1_where_the_run_does_not_fit_and_says_what_would_
     ill = CliRunner().invoke(app, [*common, "--gpus-per-node", "4", "--nodes", "1"])
     assert ill.exit_code == 1
     assert "DOES NOT FIT" in ill.output
-    assert "rollout.kv_cache_mb=" in ill.output
+    assert "rollout.engine.kv_cache_mb=" in ill.output
     unknown = CliRunner().invoke(app, [*common, "--gpu", "tpu"])
     assert unknown.exit_code == 2
 

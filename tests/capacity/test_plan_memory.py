@@ -59,10 +59,10 @@ def test_traced_peaks_are_within_ten_percent_of_real_ones(tmp_path: Path, monkey
 
 
 MEGATRON: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "TP2": ({"tensor_parallel": 2}, {}),
-    "TP2, checkpointing": ({"tensor_parallel": 2}, {"policy": {"activation_checkpointing": True}}),
+    "TP2": ({"engine.tensor_parallel": 2}, {}),
+    "TP2, checkpointing": ({"engine.tensor_parallel": 2}, {"policy": {"activation_checkpointing": True}}),
     "PP2": ({"pipeline_parallel": 2}, {}),
-    "TP2, LoRA": ({"tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
+    "TP2, LoRA": ({"engine.tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
 }
 
 
@@ -103,7 +103,7 @@ def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(lora: dict[str, 
         Path("no model"),
         model={"dimensions": DIMENSIONS, "lora": lora},
         policy={"param_dtype": "bfloat16", "activation_checkpointing": again, "microbatch_tokens": 8192},
-        rollout={"max_response_tokens": 1024, "max_context_tokens": 8192},
+        rollout={"sampling.max_response_tokens": 1024, "sampling.max_context_tokens": 8192},
     )
     sizes = measure(read_dimensions(config.model), config.model.lora)
     (training,) = [phase for phase in phases(config, sizes, 8) if phase.name == "training"]
@@ -115,6 +115,6 @@ def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(lora: dict[str, 
 
 
 def test_the_default_micro_batch_of_a_trace_is_nearly_full(tmp_path: Path) -> None:
-    config = make_config(tmp_path, policy={"microbatch_tokens": 3000}, rollout={"max_context_tokens": 512})
+    config = make_config(tmp_path, policy={"microbatch_tokens": 3000}, rollout={"sampling.max_context_tokens": 512})
     tokens = full_batch(config).input_ids.numel()
     assert 2700 < tokens <= 3000

@@ -19,7 +19,7 @@ BASE = {
     "run": {"dir": "runs/x", "steps": 10},
     "model": {"path": "somewhere"},
     "data": {"train": [{"path": "train.jsonl"}], "max_prompt_tokens": 100},
-    "rollout": {"max_response_tokens": 200, "max_context_tokens": 2000},
+    "rollout": {"sampling": {"max_response_tokens": 200, "max_context_tokens": 2000}},
 }
 
 
@@ -35,10 +35,10 @@ def base(tmp_path: Path) -> Path:
     [
         ("rollout.temprature=1", ["rollout.temprature", "did you mean 'temperature'"]),
         ("nonsense.key=1", ["nonsense", "known keys"]),
-        ("rollout.temperature=0", ["rollout.temperature", "greater than 0", "0"]),
-        ("rollout.temperature=-1.5", ["rollout.temperature", "greater than 0", "-1.5"]),
-        ("rollout.temperature=nan", ["rollout.temperature", "nan"]),
-        ("rollout.temperature=hot", ["rollout.temperature", "'hot'"]),
+        ("rollout.sampling.temperature=0", ["rollout.sampling.temperature", "greater than 0", "0"]),
+        ("rollout.sampling.temperature=-1.5", ["rollout.sampling.temperature", "greater than 0", "-1.5"]),
+        ("rollout.sampling.temperature=nan", ["rollout.sampling.temperature", "nan"]),
+        ("rollout.sampling.temperature=hot", ["rollout.sampling.temperature", "'hot'"]),
         ("run.steps=1.5", ["run.steps", "integer", "1.5"]),
         ("run.steps='10'", ["run.steps", "integer", "'10'"]),
         ("run.steps=0", ["run.steps", "greater than 0"]),
@@ -50,7 +50,10 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.set_order=descending", ["algorithm.set_order", "descending", "'random'"]),
         ("algorithm.set_design=pretty", ["algorithm.set_design", "pretty", "'balanced'"]),
         ("algorithm.objective=spirl", ["algorithm.objective", "spirl", "grpo, ", "spiral"]),
-        ("algorithm.target_length=201", ["algorithm.target_length", "201", "rollout.max_response_tokens", "200"]),
+        (
+            "algorithm.target_length=201",
+            ["algorithm.target_length", "201", "rollout.sampling.max_response_tokens", "200"],
+        ),
         ("algorithm.options.normalize_std=true", ["algorithm.options.normalize_std", "known keys: none"]),
         (
             "algorithm.objective=grpo algorithm.options.normalise_std=true",
@@ -66,8 +69,8 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.component_weights=unbiased algorithm.aggregation_traces=1", ["unbiased", "aggregation"]),
         ("algorithm.loss_reduction=mean", ["algorithm.loss_reduction", "mean"]),
         ("data.max_prompt_tokens=1900", ["data.max_prompt_tokens", "1900", "2000"]),
-        ("rollout.max_context_tokens=1000", ["aggregation prompt", "algorithm.set_size", "1100", "1000"]),
-        ("rollout.max_response_tokens=2000", ["rollout.max_response_tokens", "2000"]),
+        ("rollout.sampling.max_context_tokens=1000", ["aggregation prompt", "algorithm.set_size", "1100", "1000"]),
+        ("rollout.sampling.max_response_tokens=2000", ["rollout.sampling.max_response_tokens", "2000"]),
         ("policy.microbatch_tokens=1999", ["policy.microbatch_tokens", "1999", "2000"]),
         ("batch.problems=10 batch.minibatches=3", ["batch.problems", "10", "batch.minibatches", "3", "divisor"]),
         ("prompts.view=tail", ["prompts.view", "prompts.tail_tokens"]),
@@ -75,7 +78,7 @@ def base(tmp_path: Path) -> Path:
         ("optimizer.betas=[0.9]", ["optimizer.betas"]),
         ("optimizer.betas=[2,3]", ["optimizer.betas", "below 1"]),
         ("optimizer.lr=.inf", ["optimizer.lr", "finite"]),
-        ("rollout.temperature=.inf", ["rollout.temperature", "finite"]),
+        ("rollout.sampling.temperature=.inf", ["rollout.sampling.temperature", "finite"]),
         ("algorithm.component_weights={search: .nan, aggregation: 1.0}", ["component_weights", "finite"]),
         ("run.seed=99999999999999999999999", ["run.seed"]),
         ("run=[1]", ["run"]),
@@ -83,9 +86,9 @@ def base(tmp_path: Path) -> Path:
         ("data.train.7.limit=5", ["data.train.7.limit"]),
         ("model.lora.rank=0", ["model.lora", "rank", "greater than 0"]),
         ("data.train=[]", ["data.train", "at least 1"]),
-        ("rollout.lora=adapter", ["rollout.lora", "model.lora", "rollout.engine=vllm", "merge"]),
-        ("rollout.lora=adapter rollout.engine=vllm", ["rollout.lora", "model.lora"]),
-        ("rollout.sleep=true", ["rollout.sleep", "transformers", "false"]),
+        ("rollout.sync.lora=adapter", ["rollout.sync.lora", "model.lora", "rollout.engine.name=vllm", "merge"]),
+        ("rollout.sync.lora=adapter rollout.engine.name=vllm", ["rollout.sync.lora", "model.lora"]),
+        ("rollout.engine.sleep=true", ["rollout.engine.sleep", "transformers", "false"]),
         ("two_models.form=adapters", ["two_models.form", "adapters", "model.lora"]),
         ("two_models.form=both", ["two_models.form", "'adapters'", "'models'", "both"]),
         ("two_models.form=models two_models.frozen=phi", ["two_models.frozen", "phi", "'aggregation'"]),
@@ -114,14 +117,17 @@ def base(tmp_path: Path) -> Path:
             ["two_models", "'megatron'", "one model in a process", "fsdp"],
         ),
         (
-            "two_models.form=models rollout.engine=vllm rollout.sleep=true",
-            ["rollout.sleep", "two vLLM engines", "two_models.form=adapters"],
+            "two_models.form=models rollout.engine.name=vllm rollout.engine.sleep=true",
+            ["rollout.engine.sleep", "two vLLM engines", "two_models.form=adapters"],
         ),
-        ("rollout.replay=a rollout.record=b", ["rollout.replay", "rollout.record=null", "data.eval=[]"]),
+        (
+            "rollout.record.read=a rollout.record.write=b",
+            ["rollout.record.read", "rollout.record.write=null", "data.eval=[]"],
+        ),
         ("batch.oversample=0.5", ["batch.oversample", "greater than or equal to 1"]),
         ("algorithm.max_sequence_ratio=1.0", ["max_sequence_ratio", "greater than 1"]),
         ("data.train=[{path: a.jsonl, kind: maths}]", ["a.jsonl", "maths", "math, exact, arithmetic"]),
-        ("rollout.temperature", ["rollout.temperature", "key=value"]),
+        ("rollout.sampling.temperature", ["rollout.sampling.temperature", "key=value"]),
     ],
 )
 def test_a_wrong_value_is_refused_naming_key_value_and_remedy(base: Path, override: str, words: list[str]) -> None:
@@ -159,8 +165,8 @@ def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: 
     child = tmp_path / "sub" / "child.yaml"
     child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {max_batch: 9}\n")
     config = load_config(child, ["run.seed=4"])
-    assert (config.rollout.temperature, config.rollout.max_batch, config.run.seed) == (0.5, 9, 4)
-    assert config.rollout.max_context_tokens == 2000
+    assert (config.rollout.sampling.temperature, config.rollout.engine.max_batch, config.run.seed) == (0.5, 9, 4)
+    assert config.rollout.sampling.max_context_tokens == 2000
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,11 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     assert config.model.lora is not None
     assert (config.model.lora.rank, config.model.lora.alpha) == (32, 32)
     assert (config.optimizer.lr, config.optimizer.betas, config.optimizer.eps) == (2e-5, (0.9, 0.95), 1e-8)
-    assert (config.batch.problems, config.rollout.temperature, config.data.max_prompt_tokens) == (256, 1.0, 100)
+    assert (config.batch.problems, config.rollout.sampling.temperature, config.data.max_prompt_tokens) == (
+        256,
+        1.0,
+        100,
+    )
 
 
 PARTS = Path("configs/models")  # what configurations include

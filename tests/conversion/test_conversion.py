@@ -286,12 +286,12 @@ def test_damaged_files_are_refused_and_leave_nothing(trained: Trained, tmp_path:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
     with pytest.raises(UserError, match=r"cannot be read .* the checkpoint is damaged"):
         convert(tmp_path / "damaged", tmp_path / "target", "hf")
-    origin = save_tiny_model(tmp_path / "cut")
+    origin = save_tiny_model(tmp_path / "truncated")
     weights = origin / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(UserError, match="bytes where its header needs"):
         convert(origin, tmp_path / "target", "dcp")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "damaged"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["truncated", "damaged"]
 
 
 LIMITED = """

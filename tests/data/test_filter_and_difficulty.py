@@ -65,7 +65,7 @@ def test_rewards_that_do_not_fit_the_problems_are_errors(problems):
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.[pj]*")), ids=lambda path: path.stem)
 def test_written_problems_read_back_equal(tmp_path, path):
-    originals = load_source(DataSource(path=str(path), kind="exact"))
+    originals = load_source(DataSource(path=str(path), verifier="exact"))
     assert write_problems(originals, tmp_path / "new" / "kept.jsonl") == len(originals)
     again = load_source(DataSource(path=str(tmp_path / "new" / "kept.jsonl")))
     assert again == originals

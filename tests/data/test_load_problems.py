@@ -104,9 +104,9 @@ def test_gsm8k_in_parquet_reads_as_in_jsonl(tmp_path):
 
 @pytest.mark.parametrize("column", ["problem", "question", "prompt"])
 def test_plain_rows_pose_the_problem_under_any_of_the_usual_names(tmp_path, column):
-    (problem,) = load_source(source(write(tmp_path / "mine.jsonl", {column: "1+1?", "answer": 2}), kind="exact"))
+    (problem,) = load_source(source(write(tmp_path / "mine.jsonl", {column: "1+1?", "answer": 2}), verifier="exact"))
     assert (problem.messages, problem.answer) == (({"role": "user", "content": "1+1?"},), ("2",))
-    assert (problem.id, problem.kind, problem.source) == ("mine/0", "exact", "mine")
+    assert (problem.id, problem.verifier, problem.source) == ("mine/0", "exact", "mine")
 
 
 def test_messages_keep_their_turns(tmp_path):
@@ -158,7 +158,7 @@ def test_the_fingerprint_changes_with_any_problem_and_with_the_order():
     again = load_source(source(SAMPLES / "aime24.parquet"))
     assert fingerprint(problems) == fingerprint(again)
     assert len({fingerprint(p) for p in (problems, problems[::-1], problems[:-1], [])}) == 4
-    other_kind = load_source(source(SAMPLES / "aime24.parquet", kind="exact"))
+    other_kind = load_source(source(SAMPLES / "aime24.parquet", verifier="exact"))
     assert fingerprint(problems) != fingerprint(other_kind)
 
 

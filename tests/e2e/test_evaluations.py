@@ -88,8 +88,8 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(whole, tmp_path):
 def test_a_folder_of_another_evaluation_is_refused_and_new_harnesses_reuse_what_is_there(whole, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(whole[0], folder)
-    printed = evaluate(DEMO, *SMALL, "rollout.temperature=0.5", "--output", str(folder), status=2)
-    assert "rollout.temperature was 1.0 and is 0.5" in printed
+    printed = evaluate(DEMO, *SMALL, "rollout.sampling.temperature=0.5", "--output", str(folder), status=2)
+    assert "rollout.sampling.temperature was 1.0 and is 0.5" in printed
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("chunk_*.json")}
     evaluate(DEMO, *SMALL, "eval.harnesses=[{kind: best_of_n, samples: 6}]", "--output", str(folder))
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("chunk_*.json")} == before
@@ -98,7 +98,7 @@ def test_a_folder_of_another_evaluation_is_refused_and_new_harnesses_reuse_what_
 
 def test_a_run_its_checkpoint_and_its_exported_model_are_one_model(tmp_path):
     run = TrainingRun(tmp_path / "run", "checkpoint.every=5", "model.lora.rank=4", "optimizer.lr=0.03").finish().folder
-    small = [*SMALL, "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 10}]"]
+    small = [*SMALL, "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 10}]"]
     small.remove("data.eval.0.limit=10")
     short = [*small, "eval.harnesses=[{kind: pass_at_k, samples: 6}]"]
     evaluate(*short, "--model", str(run))
@@ -115,7 +115,7 @@ def test_vllm_measures_what_the_embedded_engine_does_on_average(whole, tmp_path)
     """Other random numbers, the same model: pass@1 of 10 problems by 64 samples each, within 4 standard errors."""
     many = [*SMALL, "eval.harnesses=[{kind: pass_at_k, samples: 64, ks: [1]}]"]
     evaluate(DEMO, *many, "--output", str(tmp_path / "embedded"))
-    vllm = [*many, "rollout.engine=vllm", "rollout.kv_cache_mb=64"]
+    vllm = [*many, "rollout.engine.name=vllm", "rollout.engine.kv_cache_mb=64"]
     evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"))
     (ours,), (theirs,) = results(tmp_path / "embedded")["measures"], results(tmp_path / "vllm")["measures"]
     variance = sum(p * (1 - p) / 64 for values in (ours["values"], theirs["values"]) for p in values) / 10**2
@@ -128,8 +128,8 @@ def test_vllm_measures_what_the_embedded_engine_does_on_average(whole, tmp_path)
 
 def test_a_model_needs_no_configuration_file(tmp_path):
     printed = evaluate(
-        "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 3}]",
-        "data.max_prompt_tokens=8", "rollout.max_response_tokens=8", "rollout.max_context_tokens=64",
+        "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 3}]",
+        "data.max_prompt_tokens=8", "rollout.sampling.max_response_tokens=8", "rollout.sampling.max_context_tokens=64",
         "prompts.instruction=", "eval.harnesses=[{kind: pass_at_k, samples: 2}]",
         "--model", "configs/demo/model", "--output", str(tmp_path),
     )  # fmt: skip

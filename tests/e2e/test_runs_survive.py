@@ -83,11 +83,11 @@ def test_a_run_goes_on_with_one_rank_and_then_four_where_two_left_off(tmp_path: 
     """On recorded episodes, since ranks that round differently would soon sample others."""
     record = tmp_path / "record"
     steps = ("run.steps=6", "checkpoint.keep_last=3")
-    two = TrainingRun(tmp_path / "two", *steps, f"rollout.record={record}").finish()
+    two = TrainingRun(tmp_path / "two", *steps, f"rollout.record.write={record}").finish()
     folder = copied(two, tmp_path / "run", checkpoints=[2])
-    one = TrainingRun(folder, "run.steps=4", f"rollout.replay={record}", ranks=1).finish()
+    one = TrainingRun(folder, "run.steps=4", f"rollout.record.read={record}", ranks=1).finish()
     assert "resuming on 1 ranks a run of 2" in one.output()
-    four = TrainingRun(folder, "run.steps=6", f"rollout.replay={record}", ranks=4).finish()
+    four = TrainingRun(folder, "run.steps=6", f"rollout.record.read={record}", ranks=4).finish()
     assert "resuming on 4 ranks a run of 1" in four.output()
     for ours, theirs in zip(four.metrics(), two.metrics(), strict=True):
         for name in ("step", "train/loss", "train/tokens", "optim/grad_norm", "optim/lr"):
@@ -102,7 +102,7 @@ def test_changed_training_data_is_refused_until_it_is_accepted_by_name(
     undisturbed: TrainingRun, tmp_path: Path
 ) -> None:
     folder = copied(undisturbed, tmp_path / "run", checkpoints=[5])
-    changes = ("run.steps=6", "data.train=[{path: configs/demo/train.jsonl, kind: arithmetic, limit: 50}]")
+    changes = ("run.steps=6", "data.train=[{path: configs/demo/train.jsonl, verifier: arithmetic, limit: 50}]")
     refused = TrainingRun(folder, *changes).finish(status=1)
     assert "the training problems are not those of the checkpoint" in refused.output()
     [key] = set(re.findall(r"data\.accept=\S+", refused.output()))
@@ -140,7 +140,7 @@ def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/search_accuracy": 0.99}\n')
-    evaluated = "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 2}]"
+    evaluated = "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 2}]"
     run = TrainingRun(folder, "run.steps=1", evaluated, ranks=1).finish()
     assert run.metrics()[0]["step"] == 0
     assert run.metrics()[0]["eval/search_accuracy"] != 0.99

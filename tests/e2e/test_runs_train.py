@@ -31,8 +31,8 @@ def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: 
 
 def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_an_engine(tmp_path: Path) -> None:
     steps = "run.steps=2"
-    recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record={tmp_path / 'record'}").finish()
-    replayed = TrainingRun(tmp_path / "replayed", steps, f"rollout.replay={tmp_path / 'record'}", ranks=1).finish()
+    recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record.write={tmp_path / 'record'}").finish()
+    replayed = TrainingRun(tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}", ranks=1).finish()
     for ours, theirs in zip(replayed.metrics(), recorded.metrics(), strict=True):
         for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/draws", "reward/aggregation"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
@@ -48,7 +48,7 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
     run = TrainingRun(
         tmp_path / "run",
         "run.steps=2",
-        "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 4}]",
+        "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 4}]",
         "telemetry.tensorboard=true",
     ).finish()
     assert load_config(run.folder / "config.yaml").run.steps == 2
@@ -58,7 +58,13 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
     needed = [
         *("reward/search", "reward/aggregation", "length/search", "length/aggregation", "gated/search"),
         *("gated/aggregation", "effective/share", "entropy/search", "entropy/aggregation", "entropy/trained"),
-        *("sampler/log_ratio_mean", "sampler/log_ratio_abs_max", "optim/grad_norm", "cut/search", "cut/aggregation"),
+        *(
+            "sampler/log_ratio_mean",
+            "sampler/log_ratio_abs_max",
+            "optim/grad_norm",
+            "truncated/search",
+            "truncated/aggregation",
+        ),
     ]
     steps = run.metrics()[1:]
     assert len(steps) == 2
@@ -83,7 +89,7 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = TrainingRun(
         tmp_path / "run",
-        f"data.train=[{{path: {data}, kind: arithmetic}}]",
+        f"data.train=[{{path: {data}, verifier: arithmetic}}]",
         "run.steps=2",
         "batch.max_resample_rounds=2",
     ).finish()
@@ -149,14 +155,14 @@ def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_
 def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": "1 2", "answer": null}\n')
-    overrides = (f"data.train=[{{path: {bad}, kind: arithmetic}}]", "model.path=configs/demo/model")
+    overrides = (f"data.train=[{{path: {bad}, verifier: arithmetic}}]", "model.path=configs/demo/model")
     run = TrainingRun(tmp_path / "run", *overrides, ranks=1).finish(status=1)
     assert f"error: {bad}" in run.output()
     assert "Loading weights" not in run.output()
 
 
 def test_overlap_of_training_and_evaluation_is_told(tmp_path: Path) -> None:
-    same = "{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 6}"
+    same = "{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 6}"
     text = yaml.safe_dump({"include": str(Path("configs/demo.yaml").resolve())})
     config = tmp_path / "same.yaml"
     config.write_text(text)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ADAPTERS, MODELS = "configs/recipes/adapters.yaml", "configs/recipes/two_models.yaml"
 START = load_file("configs/demo/model/model.safetensors")
 HARNESSES = "eval.harnesses=[{kind: rsa, population: 4, set_size: 2, steps: 2}]"
-PROBLEMS = "data.eval=[{path: configs/demo/heldout.jsonl, kind: arithmetic, limit: 4}]"
+PROBLEMS = "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 4}]"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policy
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.telemetry.trace_writer import read_traces
@@ -102,7 +102,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_calculator_model(tmp_path_factory.mktemp("calculator") / "model", steps=150)
 
 
-SIZES = {"max_response_tokens": 16, "max_context_tokens": 128}
+SIZES = {"sampling.max_response_tokens": 16, "sampling.max_context_tokens": 128}
 
 
 def sums(count: int) -> list[Problem]:
@@ -111,11 +111,11 @@ def sums(count: int) -> list[Problem]:
 
 
 def sample(folder: Path, runtime: Runtime, environment: str | None) -> list[Episode]:
-    config = make_config(folder, rollout=SIZES | {"environment": environment}, prompts={"instruction": ""})
+    config = make_config(folder, rollout=SIZES | {"sampling.environment": environment}, prompts={"instruction": ""})
     tokenizer = load_tokenizer(config.model)
     engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
     engine.load_weights(pretrained_weights(str(folder)))
-    with Verifier(10.0, 1, ("exact",)) as verifier:
+    with VerifierPool(10.0, 1, ("exact",)) as verifier:
         prompter = Prompter(config.prompts, tokenizer)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
         return [episode for _, episode in pipeline.run([task(each) for each in sums(8)], aggregates=False)]
@@ -129,16 +129,16 @@ def test_a_model_that_calls_the_calculator_is_right_with_it_and_lost_without(tau
     with_it, without = (searches(sample(taught, runtime, each)) for each in ("calculator", None))
     assert sum(trace.reward for trace in with_it) / len(with_it) > 0.8
     assert sum(trace.reward for trace in without) == 0
-    assert sum(bool(trace.observed) for trace in with_it) > 0.8 * len(with_it)
-    assert not any(trace.observed for trace in without)
+    assert sum(bool(trace.observation_spans) for trace in with_it) > 0.8 * len(with_it)
+    assert not any(trace.observation_spans for trace in without)
 
 
 def test_the_policy_gives_each_written_token_the_samplers_probability(taught: Path, runtime: Runtime) -> None:
     """So the context of every turn is the one that it was sampled in; what the tool said has no loss."""
-    traces = [trace for trace in searches(sample(taught, runtime, "calculator")) if trace.observed]
+    traces = [trace for trace in searches(sample(taught, runtime, "calculator")) if trace.observation_spans]
     policy = build_policy(make_config(taught, policy={"microbatch_tokens": 4096}), runtime)
     sequences = [
-        TrainingSequence((0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observed))
+        TrainingSequence((0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observation_spans))
         for i, t in enumerate(traces)
     ]
     sampled = torch.tensor([p for trace in traces for p in trace.logprobs if not math.isnan(p)])
@@ -161,8 +161,8 @@ def test_the_trainer_learns_from_traces_of_two_turns(tmp_path: Path, taught: Pat
         f"""
 include: {Path("configs/demo.yaml").resolve()}
 model: {{path: {taught}}}
-data: {{train: [{{path: {data}, kind: exact}}], eval: []}}
-rollout: {{environment: calculator, max_response_tokens: 16, max_context_tokens: 128}}
+data: {{train: [{{path: {data}, verifier: exact}}], eval: []}}
+rollout: {{sampling: {{environment: calculator, max_response_tokens: 16, max_context_tokens: 128}}}}
 algorithm: {{objective: grpo, search_traces: 8, entropy_bonus: 1.0e-4}}  # so that every trace is trained on
 """
     )
@@ -171,9 +171,9 @@ algorithm: {{objective: grpo, search_traces: 8, entropy_bonus: 1.0e-4}}  # so th
     ).finish()  # fmt: skip
     rows = [row for path in (run.folder / "traces").glob("*.parquet") for row in read_traces(path)]
     traces = [trace for row in rows for trace in row["traces"]]
-    assert sum(bool(trace["observed"]) for trace in traces) > 0.5 * len(traces)
+    assert sum(bool(trace["observation_spans"]) for trace in traces) > 0.5 * len(traces)
     for trace in traces:
-        told = sum(stop - start for start, stop in trace["observed"])
+        told = sum(stop - start for start, stop in trace["observation_spans"])
         assert trace["length"] == len(trace["response_ids"]) - told
     for step in run.metrics():
         assert step["reward/search"] > 0.5

@@ -121,7 +121,7 @@ def test_harnesses_with_one_plan_share_its_samples():
 
 def test_budgets_are_not_read_off_traces_of_several_turns():
     harnesses = [{"kind": "sequential"}]
-    config = settings(eval={"harnesses": harnesses}, rollout={"environment": "calculator"})
+    config = settings(eval={"harnesses": harnesses}, rollout={"sampling.environment": "calculator"})
     with pytest.raises(ConfigError, match=r"rollout\.environment is 'calculator'"):
         samplings(config)
 
@@ -135,7 +135,9 @@ def test_budgets_are_not_read_off_traces_of_several_turns():
     ],
 )
 def test_what_cannot_be_sampled_is_refused_with_the_numbers(harnesses, message):
-    config = settings(eval={"harnesses": harnesses}, rollout={"max_response_tokens": 8, "max_context_tokens": 80})
+    config = settings(
+        eval={"harnesses": harnesses}, rollout={"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 80}
+    )
     with pytest.raises(ConfigError, match=message):
         samplings(config)
 

@@ -7,7 +7,7 @@ from spiral_mega.evaluation.grading import grade
 from spiral_mega.models.tokenizer import load_tokenizer
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
@@ -25,7 +25,7 @@ def parts(runtime):
     tokenizer = load_tokenizer(config.model)
     engine = build_engine(config, frozenset([END_ID]), runtime)
     engine.load_weights(pretrained_weights(config.model.path))
-    with Verifier(10.0, 1, ("exact",)) as verifier:
+    with VerifierPool(10.0, 1, ("exact",)) as verifier:
         yield config, tokenizer, engine, verifier
 
 
@@ -58,7 +58,7 @@ def test_the_facts_on_each_trace_stand_in_the_order_of_the_episodes_traces(parts
         assert len(traces) == 9
         assert graded.tokens["prompt"] == [len(trace.prompt_ids) for trace in traces]
         assert graded.tokens["generated"] == [len(trace.response_ids) for trace in traces]
-        if episode.problem.kind != "exact":
+        if episode.problem.verifier != "exact":
             assert graded.rewards == [word_sum(trace.text, episode.problem.answer) for trace in traces]
         same = [[a == b for b in graded.groups] for a in graded.groups]
         assert same == [[a.text.strip() == b.text.strip() for b in traces] for a in traces], "text kinds group by text"

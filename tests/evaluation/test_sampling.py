@@ -10,7 +10,7 @@ from spiral_mega.evaluation.grading import grade
 from spiral_mega.evaluation.harnesses.registry import Sampling
 from spiral_mega.evaluation.sampling import sample
 from spiral_mega.evaluation.store import Store
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout.pipeline import Interrupted
 from tests.rollout.scripted import ScriptedEngine, first_come, pipeline_of, problem, settings
 from tests.support.tiny_models import tiny_tokenizer
@@ -22,21 +22,21 @@ PROBLEMS = [problem(f"p{i}", f"w{i} w80") for i in range(5)]
 class Forgetful(ScriptedEngine):
     """An engine that says when it was told to forget."""
 
-    def forget(self):
+    def reset_prefix_cache(self):
         assert not self.has_unfinished()
         self.events.append(("forget", None))
 
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(5.0, 1, ("exact",)) as shared:
+    with VerifierPool(5.0, 1, ("exact",)) as shared:
         yield shared
 
 
 def run(folder, verifier, runtime, interrupted=lambda engine: False):
     """Sample all problems, two a chunk; what the engine saw."""
     engine = Forgetful(first_come)
-    config = settings(rollout={"exchange_steps": 1})
+    config = settings(rollout={"engine.exchange_steps": 1})
     pipeline = pipeline_of(engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine))
     judging = partial(grade, cuts=(), verifier=verifier, tokenizer=tiny_tokenizer())
     try:
@@ -65,12 +65,12 @@ def test_what_a_stop_interrupts_leaves_nothing_and_what_follows_is_as_if_there_h
 ):
     run(tmp_path / "whole", verifier, runtime)
     stops = lambda engine: sum(kind == "done" for kind, _ in engine.events) >= 8  # noqa: E731
-    _, stopped = run(tmp_path / "cut", verifier, runtime, stops)
+    _, stopped = run(tmp_path / "truncated", verifier, runtime, stops)
     assert stopped
-    assert {path.name[:12] for path in files(tmp_path / "cut")} == {"chunk_000000"}
-    events, _ = run(tmp_path / "cut", verifier, runtime)
+    assert {path.name[:12] for path in files(tmp_path / "truncated")} == {"chunk_000000"}
+    events, _ = run(tmp_path / "truncated", verifier, runtime)
     assert [kind for kind, _ in events].count("forget") == 2
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert files(tmp_path / "truncated") == files(tmp_path / "whole")
 
 
 def test_a_try_on_more_ranks_leaves_no_traces_behind(tmp_path, verifier, runtime):
@@ -82,10 +82,10 @@ def test_a_try_on_more_ranks_leaves_no_traces_behind(tmp_path, verifier, runtime
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):
     store = Store(tmp_path)
-    store.claim({"seed": 0, "rollout": {"temperature": 1.0}})
-    store.claim({"seed": 0, "rollout": {"temperature": 1.0}})
+    store.claim({"seed": 0, "rollout": {"sampling.temperature": 1.0}})
+    store.claim({"seed": 0, "rollout": {"sampling.temperature": 1.0}})
     with pytest.raises(UserError, match=r"rollout\.temperature was 1\.0 and is 0\.5"):
-        store.claim({"seed": 0, "rollout": {"temperature": 0.5}})
+        store.claim({"seed": 0, "rollout": {"sampling.temperature": 0.5}})
     (tmp_path / "evaluation.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         store.claim({})

@@ -18,9 +18,9 @@ def test_every_field_as_written_by_hand() -> None:
     assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 2, 3]]
     # Row 1 predicts both 7 and 8; the 8 is computed once and read by the first and the third sequence.
-    assert batch.rows.tolist() == [1, 1, 3]
-    assert batch.targets.tolist() == [7, 8, 9]
-    assert batch.reads.tolist() == [1, 2, 0, 1]
+    assert batch.logit_indices.tolist() == [1, 1, 3]
+    assert batch.labels.tolist() == [7, 8, 9]
+    assert batch.gather_indices.tolist() == [1, 2, 0, 1]
     torch.testing.assert_close(batch.sampler_logprobs, torch.tensor([-0.1, -0.2, float("nan"), -0.4]), equal_nan=True)
     assert batch.advantages.tolist() == [1.5, 1.5, -1.0, 2.0]
     assert batch.weights.tolist() == [0.25, 0.25, 0.5, 1.0]
@@ -31,11 +31,11 @@ def test_every_field_as_written_by_hand() -> None:
 @given(draws())
 def test_no_pair_of_node_and_target_is_computed_twice(sequences: list[TrainingSequence]) -> None:
     batch = pack(sequences)
-    pairs = list(zip(batch.rows.tolist(), batch.targets.tolist(), strict=True))
+    pairs = list(zip(batch.logit_indices.tolist(), batch.labels.tolist(), strict=True))
     distinct = {(s.key[0], tokens_of(s)[: n + 1]) for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)}
     assert len(set(pairs)) == len(pairs) == len(distinct)
-    assert batch.targets[batch.reads].tolist() == [token for s in sequences for token in s.response_ids]
-    assert batch.input_ids[0, batch.rows[batch.reads]].tolist() == [
+    assert batch.labels[batch.gather_indices].tolist() == [token for s in sequences for token in s.response_ids]
+    assert batch.input_ids[0, batch.logit_indices[batch.gather_indices]].tolist() == [
         tokens_of(s)[n - 1] for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)
     ]
 
@@ -45,7 +45,13 @@ def test_nothing_to_pack_is_one_token_without_a_loss() -> None:
     assert batch.input_ids.shape == batch.position_ids.shape == (1, 1)
     for name in ("rows", "targets", "reads", "sampler_logprobs", "advantages", "weights", "sequence_ids"):
         assert getattr(batch, name).shape == (0,)
-    assert batch.rows.dtype == batch.targets.dtype == batch.reads.dtype == batch.sequence_ids.dtype == torch.int64
+    assert (
+        batch.logit_indices.dtype
+        == batch.labels.dtype
+        == batch.gather_indices.dtype
+        == batch.sequence_ids.dtype
+        == torch.int64
+    )
 
 
 def test_moving_to_a_device_moves_every_tensor() -> None:

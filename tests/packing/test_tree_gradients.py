@@ -100,9 +100,9 @@ def merged(model: Any, sequences: list[TrainingSequence]) -> torch.Tensor:
     with StayInDouble():
         hidden = model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
-        ).last_hidden_state[0, batch.rows]
+        ).last_hidden_state[0, batch.logit_indices]
     logprobs = model.get_output_embeddings()(hidden).log_softmax(-1)
-    return logprobs.gather(1, batch.targets[:, None])[batch.reads, 0]
+    return logprobs.gather(1, batch.labels[:, None])[batch.gather_indices, 0]
 
 
 def loss(logprobs: torch.Tensor, sequence: TrainingSequence) -> torch.Tensor:

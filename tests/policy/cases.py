@@ -43,7 +43,7 @@ class GradientCase:
             "model": {"lora": self.lora},
             "policy": self.policy,
             "optimizer": NO_CLIPPING,
-            "rollout": {"temperature": self.temperature},
+            "rollout": {"sampling.temperature": self.temperature},
         }
 
 

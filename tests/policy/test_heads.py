@@ -69,7 +69,7 @@ def test_logprobs_are_those_of_the_models_own_logits(name: str, tmp_path: Path, 
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     sequences = make_sequences(tmp_path, 3, seed=0)
-    found = FsdpPolicy(make_config(tmp_path, rollout={"temperature": 0.8}), runtime).logprobs(sequences)
+    found = FsdpPolicy(make_config(tmp_path, rollout={"sampling.temperature": 0.8}), runtime).logprobs(sequences)
     with torch.no_grad():
         expected = torch.cat([token_logprobs(load_model(tmp_path), sequence, 0.8) for sequence in sequences])
     assert expected.std() > 0.1

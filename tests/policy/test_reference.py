@@ -93,7 +93,7 @@ def found(folders: tuple[Path, Path], sequences: list[TrainingSequence]) -> dict
             "model": {"lora": case.lora},
             "algorithm": {"kl": kl, "entropy_bonus": case.entropy_bonus},
             "optimizer": NO_CLIPPING,
-            "rollout": {"temperature": TEMPERATURE},
+            "rollout": {"sampling.temperature": TEMPERATURE},
         }
         adapters = make_adapters(folders[0], case.lora, seed=3) if case.lora else None
         arguments = {"model": folders[0], "sections": sections, "splits": {"all": (sequences, 60, 1)}}

@@ -29,7 +29,13 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
         folder,
         model={"lora": lora},
         policy={"backend": "megatron", "megatron": layout},
-        rollout={"kv_cache_mb": 16, "max_batch": 16, "max_sync_gap": 1e-3, "sync_bucket_mb": 0.05, **rollout},
+        rollout={
+            "engine.kv_cache_mb": 16,
+            "engine.max_batch": 16,
+            "sync.max_gap": 1e-3,
+            "sync.bucket_mb": 0.05,
+            **rollout,
+        },
         optimizer={"lr": 2e-2},
     )
     # In the trainer's order: vLLM on CPU has stand-ins for CUDA's streams too, which do less than ours.
@@ -51,7 +57,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
     saved = load_model(export)
     results["errors"] = []
     for each in sample(engine, requests()):
-        expected = response_logprobs(saved, PROMPTS[each.key[0]], each.token_ids, config.rollout.temperature)
+        expected = response_logprobs(saved, PROMPTS[each.key[0]], each.token_ids, config.rollout.sampling.temperature)
         results["errors"].append(max(abs(a - b) for a, b in zip(each.logprobs, expected, strict=True)))
     engine.close()
     return results

@@ -49,7 +49,7 @@ def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
         sequences = [TrainingSequence((0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
     batch = pack(sequences)
     rows = len(batch.layout.depth) // ranks * ranks
-    head = np.bincount(batch.rows.numpy(), minlength=rows)[:rows]
+    head = np.bincount(batch.logit_indices.numpy(), minlength=rows)[:rows]
     attention = batch.layout.depth[:rows] + 1  # a row sees its path
     weight = attention.sum() / head.sum()  # as dear as all of the attention
     for cost in (attention, attention + weight * head):

@@ -96,8 +96,8 @@ def test_every_usual_wording_of_the_boxed_instruction_is_recognised(tokenizer, f
 
 
 def test_the_instruction_follows_the_kind_unless_configured(tokenizer):
-    assert BOXED not in search(tokenizer, problem("q", kind="exact"))
-    assert "q\n\nOne word.<|im_end|>" in search(tokenizer, problem("q", kind="exact"), instruction="One word.")
+    assert BOXED not in search(tokenizer, problem("q", verifier="exact"))
+    assert "q\n\nOne word.<|im_end|>" in search(tokenizer, problem("q", verifier="exact"), instruction="One word.")
     assert "user\nq<|im_end|>" in search(tokenizer, problem("q"), instruction="")
 
 

@@ -47,7 +47,7 @@ def trace(component: str, index: int, reward: float, text: str, set_index: int |
 def episode(name: str, *, flag: str = "") -> Episode:
     """Three search traces, three sets of two, one answer each; `flag` is what is wrong with the first trace."""
     search = [trace(SEARCH, i, float(i == 0), f"{name} search {i}", advantage=(i - 1) / 4) for i in range(3)]
-    if flag == "cut":
+    if flag == "truncated":
         search[0].finish = "length"
     if flag == "gated":
         search[0].gated = True
@@ -63,7 +63,7 @@ def episode(name: str, *, flag: str = "") -> Episode:
 def write_small_run(folder: Path) -> Path:
     """Steps 1 to 3 with one ordinary episode each, and at step 3 one for each flag and a hostile one."""
     write_metrics(folder, [0.1, 0.2, 0.375])
-    special = [episode(flag, flag=flag) for flag in ("cut", "gated", "failed", "idle")] + [episode(HOSTILE)]
+    special = [episode(flag, flag=flag) for flag in ("truncated", "gated", "failed", "idle")] + [episode(HOSTILE)]
     for step in (1, 2, 3):
         write_traces(trace_path(folder, step, 0), [episode(f"plain{step}"), *(special if step == 3 else [])])
     write_results(folder / "evaluation", {1: [1.0, 0.0], 2: [1.0, 1.0]})

@@ -10,8 +10,8 @@ from spiral_mega.report.curves import PANELS, smooth
 from spiral_mega.telemetry.metrics_file import MetricsFile
 
 ALL = (
-    *(f"{kind}/search" for kind in ("reward", "length", "entropy", "cut", "gated")),
-    *(f"{kind}/aggregation" for kind in ("reward", "length", "entropy", "cut", "gated")),
+    *(f"{kind}/search" for kind in ("reward", "length", "entropy", "truncated", "gated")),
+    *(f"{kind}/aggregation" for kind in ("reward", "length", "entropy", "truncated", "gated")),
     "effective/share", "sampler/log_ratio_mean", "sampler/log_ratio_abs_max", "optim/grad_norm",
     "throughput/tokens_per_s", "time/rollout", "time/update", "time/step", "eval/search_accuracy", "eval/pass@8",
 )  # fmt: skip
@@ -42,7 +42,7 @@ def test_every_metric_of_the_loop_has_its_panel(tmp_path: Path, steps: int) -> N
 def test_panels_without_metrics_take_no_room(tmp_path: Path) -> None:
     record(tmp_path, 5, ("reward/search",))
     small = pixels(plot_curves(tmp_path)).shape
-    record(tmp_path, 5, ("reward/search", "optim/grad_norm", "cut/search", "entropy/search"))
+    record(tmp_path, 5, ("reward/search", "optim/grad_norm", "truncated/search", "entropy/search"))
     large = pixels(plot_curves(tmp_path)).shape
     assert small[0] < large[0]
     assert small[1] < large[1]

@@ -160,7 +160,9 @@ def test_an_episode_shows_its_traces_credit_and_what_each_set_was_made_of(page):
     assert page.locator(".trace.member, .trace.dim").count() == 0
 
 
-@pytest.mark.parametrize(("flag", "name"), [("cut", "cut"), ("gated", "gated"), ("failed verification", "failed")])
+@pytest.mark.parametrize(
+    ("flag", "name"), [("truncated", "truncated"), ("gated", "gated"), ("failed verification", "failed")]
+)
 def test_each_filter_leaves_the_episodes_it_names(page, flag, name):
     tab(page, "Episodes")
     page.locator("#count", has_text="8 of 8").wait_for()

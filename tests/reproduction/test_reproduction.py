@@ -79,10 +79,10 @@ def test_all_recipes_share_the_start_the_task_and_the_number_of_problems(start):
 def test_grpo_has_half_the_samples_and_the_paper_s_budget_of_tokens():
     spiral, grpo, grpo24 = (load_config(CONFIGS / f"{name}.yaml") for name in ("spiral", "grpo", "grpo24"))
     samples = spiral.algorithm.search_traces + spiral.algorithm.num_sets * spiral.algorithm.aggregation_traces
-    budget = samples * spiral.rollout.max_response_tokens
+    budget = samples * spiral.rollout.sampling.max_response_tokens
     assert grpo.algorithm.search_traces == samples // 2
-    assert grpo.algorithm.search_traces * grpo.rollout.max_response_tokens == budget
-    assert grpo24.algorithm.search_traces * grpo24.rollout.max_response_tokens == budget
+    assert grpo.algorithm.search_traces * grpo.rollout.sampling.max_response_tokens == budget
+    assert grpo24.algorithm.search_traces * grpo24.rollout.sampling.max_response_tokens == budget
 
 
 def test_a_cut_table_of_runs_has_whole_rounds_of_recipes_first():

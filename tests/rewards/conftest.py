@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 
 TIME_LIMIT_S = 3.0
 
 
 @pytest.fixture(scope="session")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TIME_LIMIT_S, workers=2, kinds=("math", "exact", "arithmetic")) as shared:
+def verifier() -> Iterator[VerifierPool]:
+    with VerifierPool(TIME_LIMIT_S, workers=2, kinds=("math", "exact", "arithmetic")) as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
-def light_verifier() -> Iterator[Verifier]:
+def light_verifier() -> Iterator[VerifierPool]:
     """Without the mathematics, so that its processes are quick to replace."""
-    with Verifier(TIME_LIMIT_S, workers=2, kinds=("exact",)) as shared:
+    with VerifierPool(TIME_LIMIT_S, workers=2, kinds=("exact",)) as shared:
         yield shared

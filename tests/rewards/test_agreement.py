@@ -2,12 +2,12 @@
 
 import pytest
 
-from spiral_mega.rewards import Verifier, group_answers
+from spiral_mega.rewards import VerifierPool, group_answers
 
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(time_limit_s=10.0, workers=1, kinds=("math",)) as shared:
+    with VerifierPool(time_limit_s=10.0, workers=1, kinds=("math",)) as shared:
         yield shared
 
 
@@ -43,6 +43,6 @@ def test_a_kind_of_ones_own_is_read_as_text_unless_its_module_knows_better(verif
 
 
 def test_a_comparison_that_never_ends_leaves_the_others_as_they_are():
-    with Verifier(time_limit_s=1.0, workers=1, kinds=()) as impatient:
+    with VerifierPool(time_limit_s=1.0, workers=1, kinds=()) as impatient:
         kind = "tests.rewards.caseless:score"
         assert group_answers(["loop", "Yes", "yes", "no"], kind, impatient) == [0, 1, 1, 2]

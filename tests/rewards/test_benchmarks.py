@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spiral_mega.rewards import Verifier, normalize_answer
+from spiral_mega.rewards import VerifierPool, normalize_answer
 
 GROUND_TRUTHS = json.loads((Path(__file__).parent / "data" / "ground_truths.json").read_text())
 
@@ -31,14 +31,14 @@ def questions(name: str) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", GROUND_TRUTHS)
-def test_every_ground_truth_verifies_as_right(verifier: Verifier, name: str) -> None:
+def test_every_ground_truth_verifies_as_right(verifier: VerifierPool, name: str) -> None:
     texts, truths = zip(*questions(name), strict=True)
     verdicts = verifier.verify([f"Thus \\boxed{{{text}}}." for text in texts], truths)
     assert [text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 1.0] == []
 
 
 @pytest.mark.parametrize("name", GROUND_TRUTHS)
-def test_every_perturbed_ground_truth_verifies_as_wrong(verifier: Verifier, name: str) -> None:
+def test_every_perturbed_ground_truth_verifies_as_wrong(verifier: VerifierPool, name: str) -> None:
     texts, truths = zip(*questions(name), strict=True)
     verdicts = verifier.verify([f"Thus \\boxed{{{perturbed(text)}}}." for text in texts], truths)
     assert [text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 0.0] == []

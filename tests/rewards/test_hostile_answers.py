@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 
 HOSTILE = {
     "python tower": "\\boxed{9**9**9**9}",
@@ -38,7 +38,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: Verifier, name: str) -> None:
+def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: VerifierPool, name: str) -> None:
     verifier.submit("\\boxed{1}", "1").result()  # a process is warm
     began = time.perf_counter()
     verdict = verifier.submit(HOSTILE[name], "57").result()
@@ -48,7 +48,7 @@ def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: Ve
 
 
 @pytest.mark.parametrize("kind", ["math", "exact"])
-def test_an_answer_that_is_code_is_not_run(verifier: Verifier, tmp_path: Path, kind: str) -> None:
+def test_an_answer_that_is_code_is_not_run(verifier: VerifierPool, tmp_path: Path, kind: str) -> None:
     marker = tmp_path / "ran"
     codes = [
         f"__import__('os').system('touch {marker}')",

@@ -17,8 +17,8 @@ faulthandler.register(signal.SIGUSR1)  # where it hangs, if it does
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite run in the background hands down a SIGINT ignored
 sys.path.insert(0, {folder!r})
 print("main runs", flush=True)
-from spiral_mega.rewards import Verifier
-verifier = Verifier(600, workers=3, kinds=())
+from spiral_mega.rewards import VerifierPool
+verifier = VerifierPool(600, workers=3, kinds=())
 verifier.submit("1", "x", "bad_kinds:exits").result()  # one process is a replacement
 pids = set()
 while len(pids) < 3:
@@ -78,10 +78,10 @@ def test_under_torchrun_an_unguarded_script_runs_once_a_rank_and_its_verifiers_s
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 rank = os.environ["RANK"]
 with open("log" + rank, "a") as log: log.write("main ran\\n")
-with Verifier(5.0, workers=1, kinds=("exact",)) as verifier:
+with VerifierPool(5.0, workers=1, kinds=("exact",)) as verifier:
     print("heavy", verifier.submit("", "x", "bad_kinds:heavy_modules").result().reward)
     print("crash", verifier.submit("1", "x", "bad_kinds:exits").result().status)
     print("rewards", [verdict.reward for verdict in verifier.verify(["5", "6"], ["5", "5"], "exact")])

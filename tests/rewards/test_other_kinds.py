@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from spiral_mega.rewards import check_kind, number_path, text_answer
+from spiral_mega.rewards import check_verifier_name, number_path, text_answer
 
 GAME = {"start": 3, "target": 10, "moves": [[2, 0], [1, 1]], "modulus": 17}  # doubling and adding one, mod 17
 
@@ -76,7 +76,7 @@ def test_exact_compares_the_box_or_else_the_whole_final_text(response: str, righ
 
 @pytest.mark.parametrize("kind", ["math", "exact", "arithmetic", "bad_kinds:length"])
 def test_kinds_that_exist_are_accepted(kind: str) -> None:
-    check_kind(kind)
+    check_verifier_name(kind)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_kinds_that_exist_are_accepted(kind: str) -> None:
 )
 def test_a_kind_that_cannot_serve_is_refused_by_name_and_reason(kind: str, reason: str) -> None:
     with pytest.raises(ValueError, match="kind") as refusal:
-        check_kind(kind)
+        check_verifier_name(kind)
     assert repr(kind) in str(refusal.value)
     assert reason in str(refusal.value)

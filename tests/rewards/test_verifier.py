@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from spiral_mega.rewards import Verdict, Verifier, verify
+from spiral_mega.rewards import Verdict, VerifierPool, verify
 
 SLACK_S = 2.0  # pebble looks for expired tasks every 0.1 s; the rest is for a busy machine
 RIGHT = ("\\boxed{\\sqrt{8}}", "2\\sqrt{2}")
@@ -21,7 +21,7 @@ def test_verify_gives_rewards_in_the_order_of_its_inputs() -> None:
     assert verify(["\\boxed{5}"] * 5, answers) == [1.0, 1.0, 1.0, 0.0, 1.0]
 
 
-def test_results_keep_the_order_of_inputs_whatever_finishes_first(light_verifier: Verifier) -> None:
+def test_results_keep_the_order_of_inputs_whatever_finishes_first(light_verifier: VerifierPool) -> None:
     waits = ["0.4", "0", "0.2", "0"]
     light_verifier.verify(waits, ["x"] * 4, "bad_kinds:sleeps")
     responses = ["r" * n for n in range(200)]
@@ -31,7 +31,7 @@ def test_results_keep_the_order_of_inputs_whatever_finishes_first(light_verifier
 
 def test_a_hang_costs_the_limit_and_the_next_task_is_served_by_a_warm_replacement() -> None:
     # The limit is shorter than a process takes to load the mathematics: a start that counted would time out every task.
-    with Verifier(0.4, workers=1) as verifier:
+    with VerifierPool(0.4, workers=1) as verifier:
         assert verifier.submit(*RIGHT).result() == Verdict(1.0, "ok")
         for kind in ("bad_kinds:sleeps_forever", "bad_kinds:holds_the_interpreter"):
             began = time.perf_counter()
@@ -60,7 +60,7 @@ def test_a_hang_costs_the_limit_and_the_next_task_is_served_by_a_warm_replacemen
     ],
 )
 def test_a_failing_verifier_scores_zero_is_counted_and_stops_nothing(
-    light_verifier: Verifier, kind: str, response: str, status: str
+    light_verifier: VerifierPool, kind: str, response: str, status: str
 ) -> None:
     before = light_verifier.counts
     began = time.perf_counter()
@@ -73,24 +73,24 @@ def test_a_failing_verifier_scores_zero_is_counted_and_stops_nothing(
     assert after == before | {"ok": before["ok"] + 1, status: before[status] + 1}
 
 
-def test_failures_among_many_tasks_cost_only_their_own_rewards(light_verifier: Verifier) -> None:
+def test_failures_among_many_tasks_cost_only_their_own_rewards(light_verifier: VerifierPool) -> None:
     fatal = ("1", "x", "bad_kinds:exits")
     futures = [light_verifier.submit(*(fatal if i % 10 == 5 else SAME)) for i in range(40)]
     assert [future.result().reward for future in futures] == [float(i % 10 != 5) for i in range(40)]
 
 
-def test_true_is_a_reward_of_one(light_verifier: Verifier) -> None:
+def test_true_is_a_reward_of_one(light_verifier: VerifierPool) -> None:
     assert light_verifier.submit("true", "x", "bad_kinds:returns").result() == Verdict(1.0, "ok")
 
 
-def test_processes_are_light_confined_and_their_own_session(light_verifier: Verifier) -> None:
+def test_processes_are_light_confined_and_their_own_session(light_verifier: VerifierPool) -> None:
     assert light_verifier.submit("", "x", "bad_kinds:heavy_modules").result().reward == 0.0
     assert light_verifier.submit("", "x", "bad_kinds:core_limit").result().reward == 0.0
     assert light_verifier.submit("", "x", "bad_kinds:session_id").result().reward != os.getsid(0)
 
 
 def test_idle_processes_may_all_be_killed() -> None:
-    with Verifier(2.0, workers=1, kinds=()) as verifier:
+    with VerifierPool(2.0, workers=1, kinds=()) as verifier:
         for _ in range(2):
             pid = int(verifier.submit("", "x", "bad_kinds:process_id").result().reward)
             os.kill(pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_idle_processes_may_all_be_killed() -> None:
             assert verifier.submit(*SAME).result(20) == Verdict(1.0, "ok")
 
 
-def test_a_signal_that_asks_ranks_to_stop_ends_no_verifier(light_verifier: Verifier) -> None:
+def test_a_signal_that_asks_ranks_to_stop_ends_no_verifier(light_verifier: VerifierPool) -> None:
     """Slurm sends it to every process of a step; a verifier that died of it would score what is being judged 0."""
     pid = int(light_verifier.submit("", "x", "bad_kinds:process_id").result().reward)
     os.kill(pid, signal.SIGUSR1)
@@ -109,7 +109,7 @@ def test_a_signal_that_asks_ranks_to_stop_ends_no_verifier(light_verifier: Verif
 
 
 def test_closing_settles_what_is_still_open() -> None:
-    with Verifier(60.0, workers=1, kinds=()) as verifier:
+    with VerifierPool(60.0, workers=1, kinds=()) as verifier:
         verifier.submit(*SAME).result()
         hanging = verifier.submit("", "x", "bad_kinds:sleeps_forever")
         waiting = [verifier.submit("w" * 50_000, "x", "bad_kinds:length") for _ in range(200)]
@@ -122,7 +122,7 @@ def test_closing_settles_what_is_still_open() -> None:
         verifier.submit(*SAME)
 
 
-def test_misuse_is_refused_in_the_caller(verifier: Verifier) -> None:
+def test_misuse_is_refused_in_the_caller(verifier: VerifierPool) -> None:
     with pytest.raises(ValueError, match="there is no verifier kind 'maths'"):
         verifier.submit("\\boxed{5}", "5", "maths")
     with pytest.raises(ValueError, match="is empty"):
@@ -130,6 +130,6 @@ def test_misuse_is_refused_in_the_caller(verifier: Verifier) -> None:
     with pytest.raises(ValueError, match="2 responses but 1 answers"):
         verifier.verify(["a", "b"], ["a"])
     with pytest.raises(ValueError, match="must be positive"):
-        Verifier(0.0)
+        VerifierPool(0.0)
     with pytest.raises(ValueError, match="must be positive"):
-        Verifier(1.0, workers=0)
+        VerifierPool(1.0, workers=0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from spiral_mega.distributed.runtime import Runtime, start_runtime
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +15,6 @@ def runtime() -> Iterator[Runtime]:
 
 
 @pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(time_limit_s=3.0, workers=1, kinds=("exact",)) as shared:
+def verifier() -> Iterator[VerifierPool]:
+    with VerifierPool(time_limit_s=3.0, workers=1, kinds=("exact",)) as shared:
         yield shared

@@ -57,13 +57,15 @@ def real_config() -> Config:
     folder = Path(FOLDER.name)
     model = save_tiny_model(folder / "model", "qwen3", seed=2)
     data = folder / "problems.jsonl"
-    rows = [{"id": p.id, "messages": p.messages, "answer": p.answer, "kind": p.kind, "source": ""} for p in FILTERED]
+    rows = [
+        {"id": p.id, "messages": p.messages, "answer": p.answer, "verifier": p.verifier, "source": ""} for p in FILTERED
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return settings(
         run={"dir": str(folder / "run"), "seed": 6},
         model={"path": str(model)},
         data={"train": [{"path": str(data)}]},
-        rollout={"max_batch": 5},
+        rollout={"engine.max_batch": 5},
     )
 
 

@@ -16,7 +16,7 @@ from spiral_mega.filter import filter_by_difficulty
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
 from spiral_mega.rollout.batch_metrics import batch_metrics
@@ -46,7 +46,7 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     tokenizer = load_tokenizer(config.model)
     engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
     engine.load_weights(pretrained_weights(config.model.path))
-    with Verifier(10.0, 1, ("exact",)) as verifier:
+    with VerifierPool(10.0, 1, ("exact",)) as verifier:
         prompter = Prompter(config.prompts, tokenizer)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
         before = evaluate(pipeline, problems[:3], 2, run_seed=7)
@@ -61,12 +61,12 @@ def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int
     its engine's samples."""
     engine = ScriptedEngine(first_come)
     engine.replica = make_replica(runtime, 1)
-    config = settings(rollout={"exchange_steps": steps})
+    config = settings(rollout={"engine.exchange_steps": steps})
 
     def interrupted() -> bool:
         return runtime.rank == told and sum(kind == "done" for kind, _ in engine.events) >= after
 
-    with Verifier(5.0, 1, ("exact",)) as verifier:
+    with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config, interrupted=interrupted)
         try:
             pipeline.run([task(problem(f"p{i}")) for i in range(tasks)], aggregates=True)
@@ -107,8 +107,8 @@ def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[
     else:
         engine = WaitsFor(waits_for, LAG * steps + 1 if runtime.rank else None)
     engine.replica = make_replica(runtime, 1)
-    config = settings(rollout={"exchange_steps": steps, "max_context_tokens": 128})
-    with Verifier(5.0, 1, ("exact",)) as verifier:
+    config = settings(rollout={"engine.exchange_steps": steps, "sampling.max_context_tokens": 128})
+    with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config)
         mine = pipeline.run(UNEVEN, aggregates=True)
     return {"asked": {request.key: len(request.prompt_ids) for request in engine.requests}, "episodes": mine}
@@ -151,8 +151,10 @@ def late_draws(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
     engine = Hesitates(runtime.rank) if hesitating else ScriptedEngine(first_come)
     engine.replica = make_replica(runtime, runtime.world_size // 2)
     feed = LateDraws([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
-    with Verifier(5.0, 1, ("exact",)) as verifier:
-        pipeline = pipeline_of(engine, verifier, settings(rollout={"exchange_steps": 2, "max_context_tokens": 128}))
+    with VerifierPool(5.0, 1, ("exact",)) as verifier:
+        pipeline = pipeline_of(
+            engine, verifier, settings(rollout={"engine.exchange_steps": 2, "sampling.max_context_tokens": 128})
+        )
         mine = pipeline.stream(feed, aggregates=True)
     return {"episodes": mine, "told": feed.told, "events": engine.events, "left": engine.has_unfinished()}
 
@@ -191,7 +193,7 @@ def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
     """The metrics of a batch of one episode on each rank, with parts[rank] as its searches; an empty one is none."""
     traces = parts[runtime.rank]
     sampled = [(runtime.rank, Episode(problem("p"), 0, traces))] if traces else []
-    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, given_up=2))
+    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, cancelled=2))
 
 
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:

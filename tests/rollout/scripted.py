@@ -9,7 +9,7 @@ import torch
 from spiral_mega.config import Config
 from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout.engine import Replica, Request, Sample
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Feed, Pipeline
@@ -111,13 +111,13 @@ def shuffled(seed: int) -> Callable[[list[Any]], Any]:
 def settings(**sections: Any) -> Config:
     """N1 = 6, n = 3, K = 4, N2 = 2, with short prompts of words."""
     algorithm = {"search_traces": 6, "set_size": 3, "num_sets": 4, "aggregation_traces": 2}
-    rollout = {"max_response_tokens": 8, "max_context_tokens": 96}
+    rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 96}
     given = {"algorithm": algorithm, "rollout": rollout, "prompts": PROMPTS, "policy": {"microbatch_tokens": 128}}
     names = given.keys() | sections.keys()
     return make_config("unused", **{name: given.get(name, {}) | sections.get(name, {}) for name in names})
 
 
-def pipeline_of(engine: Any, verifier: Verifier | Any, config: Config, **more: Any) -> Pipeline:
+def pipeline_of(engine: Any, verifier: VerifierPool | Any, config: Config, **more: Any) -> Pipeline:
     tokenizer = tiny_tokenizer()
     prompter = Prompter(config.prompts, tokenizer)
     return Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, **more)

@@ -67,7 +67,7 @@ def test_draws_go_on_while_problems_are_missing_and_end_at_the_bound(by_world, w
     bound = batch["problems"] * (1 + batch.get("max_resample_rounds", 4))
     for step in range(STEPS):
         got = by_world[world][case][0][step]
-        drawn = got["batch"].draws + got["batch"].given_up
+        drawn = got["batch"].draws + got["batch"].cancelled
         assert drawn == sum(len(rank[step]["calls"]) for rank in by_world[world][case])
         assert len(got["batch"].kept_draws) == batch["problems"] or drawn == bound
         assert drawn <= bound
@@ -88,7 +88,7 @@ def test_the_fastest_fill_the_batch_whatever_was_drawn_before_them(by_world, wor
         for step in rank:
             kept = step["batch"].kept_draws
             assert len(kept) == 8
-            gaps += step["batch"].given_up > 0 and max(kept) >= step["batch"].draws
+            gaps += step["batch"].cancelled > 0 and max(kept) >= step["batch"].draws
     assert gaps > 0
 
 
@@ -118,7 +118,9 @@ def test_metrics_are_the_same_on_every_rank_of_every_world(by_world, case):
         alone = by_world[1][case][0][step]["metrics"]
         for world in (2, 4):
             for rank in by_world[world][case]:
-                assert rank[step]["metrics"] | {"batch/given_up": 0.0} == pytest.approx(alone | {"batch/given_up": 0.0})
+                assert rank[step]["metrics"] | {"batch/cancelled": 0.0} == pytest.approx(
+                    alone | {"batch/cancelled": 0.0}
+                )
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -96,7 +96,7 @@ def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_at_ho
     read = [sum(tokens[key] for key in sets[rank]) for rank in (0, 1)]
     at_home = [sum(tokens[key] for key in sets[0] + sets[1] if key[0] % 2 == rank) for rank in (0, 1)]
     assert abs(read[0] - read[1]) < abs(at_home[0] - at_home[1]) / 2
-    config = settings(rollout={"max_context_tokens": 128})
+    config = settings(rollout={"sampling.max_context_tokens": 128})
     alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
     assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each[0]) == alone
     assert [i for i, _ in ranks[0]["episodes"]] == [0, 2, 4]

@@ -7,7 +7,7 @@ import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
-from spiral_mega.rewards import Verdict, Verifier
+from spiral_mega.rewards import Verdict, VerifierPool
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.batch_metrics import batch_metrics
 from spiral_mega.traces import AGGREGATION, SEARCH
@@ -35,7 +35,7 @@ DESIGNS = [("uniform", 4), ("ordered", 5), ("balanced", 6)]
 class RecordingVerifier:
     """A verifier that is asked, answered by a real one."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: VerifierPool) -> None:
         self.verifier = verifier
         self.asked: list[str] = []
 
@@ -167,7 +167,7 @@ def test_traces_carry_what_the_engine_sampled_and_stand_at_their_index(verifier)
 
 @pytest.mark.parametrize("context", range(20, 60, 3))
 def test_prompt_and_response_never_exceed_the_context(verifier, context):
-    rollout = {"max_response_tokens": 8, "max_context_tokens": context}
+    rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": context}
     # the longest aggregation prompts do not fit; a view by answer is what lets a configuration risk that
     config = settings(rollout=rollout, prompts={"view": "answer"}, data={"max_prompt_tokens": 6})
     engine = ScriptedEngine(shuffled(context))
@@ -183,7 +183,7 @@ def test_prompt_and_response_never_exceed_the_context(verifier, context):
 
 def no_room(verifier, kind, **algorithm):
     """Episodes of which some aggregation prompts leave no room for an answer."""
-    rollout = {"max_response_tokens": 8, "max_context_tokens": 24}
+    rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 24}
     config = settings(rollout=rollout, prompts={"view": "answer"}, data={"max_prompt_tokens": 6}, algorithm=algorithm)
     tasks = [task(problem(f"p{i}", kind=KINDS + kind, answer="0/2")) for i in range(8)]
     return config, run(ScriptedEngine(first_come), verifier, config, tasks=tasks)
@@ -221,7 +221,7 @@ def test_empty_traces_pass_through_credit_weights_and_metrics(verifier, reductio
     numbered = list(enumerate(episodes))
     metrics = batch_metrics(Batch(numbered, numbered, list(range(8)), 8, 8, 0))
     answers = [trace for trace in traces if trace.component == AGGREGATION]
-    assert metrics["cut/aggregation"] == pytest.approx(sum(t.finish == "length" for t in answers) / len(answers))
+    assert metrics["truncated/aggregation"] == pytest.approx(sum(t.finish == "length" for t in answers) / len(answers))
     assert metrics["length/aggregation"] == pytest.approx(sum(t.length for t in answers) / len(answers))
 
 
@@ -241,7 +241,7 @@ def test_how_a_verification_failed_is_told_by_the_trace():
     statuses = {"w0": "ok", "w1": "timeout", "w2": "crash", "w3": "error", "w4": "error"}
     config = settings(algorithm={"search_traces": 6, "num_sets": 1, "aggregation_traces": 1})
     tasks = [task(problem(f"p{i}", kind=KINDS + "fails_as_told")) for i in range(3)]
-    with Verifier(time_limit_s=0.7, workers=2, kinds=("exact",)) as impatient:
+    with VerifierPool(time_limit_s=0.7, workers=2, kinds=("exact",)) as impatient:
         episodes = run(ScriptedEngine(first_come), impatient, config, tasks=tasks)
     seen = set()
     for trace in (trace for episode in episodes for trace in episode.traces()):

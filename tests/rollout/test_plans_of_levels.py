@@ -78,7 +78,10 @@ def test_sets_of_answers_that_had_no_room_are_answered_all_the_same(verifier):
     """A level whose prompts are longer than the context leaves empty, cut traces; the next level is shown those."""
     plan = SamplingPlan(8, levels=(Level(2, 8, "independent"), Level(1, 2, "independent")))
     (first, _) = run(
-        ScriptedEngine(first_come), verifier, plan, rollout={"max_context_tokens": 24, "max_response_tokens": 6}
+        ScriptedEngine(first_come),
+        verifier,
+        plan,
+        rollout={"sampling.max_context_tokens": 24, "sampling.max_response_tokens": 6},
     )
     (a,), (b,), (last,) = first.aggregation
     assert [(t.response_ids, t.finish, t.reward) for t in (a, b)] == [([], "length", 0.0)] * 2

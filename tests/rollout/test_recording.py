@@ -42,7 +42,7 @@ def batches(runtime, verifier) -> list[Batch]:
         for _, episode in sampled:
             objective.assign(episode)
         kept = [each for each in sampled if each[0] not in (1, 4)]
-        made.append(Batch(sampled, kept, [draw for draw, _ in kept], draws=6, effective=4, given_up=3))
+        made.append(Batch(sampled, kept, [draw for draw, _ in kept], draws=6, effective=4, cancelled=3))
     return made
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from spiral_mega.config import RolloutConfig
+from spiral_mega.config import SyncConfig
 from spiral_mega.rollout.batch_metrics import MismatchError, check_mismatch
 from tests.rollout.launches import METRIC_TRACES, of_ranks
 from tests.rollout.rank_jobs import metrics_of
@@ -15,13 +15,13 @@ BY_HAND = {
     "batch/draws": 8.0,
     "batch/surplus": 3.0,
     "effective/share": 5 / 8,
-    "batch/given_up": 2.0,
+    "batch/cancelled": 2.0,
     "rollout/prompt_tokens": 12.0,
     "rollout/cached_share": 3 / 12,
     "rollout/response_tokens": 5.0,
     "reward/search": 1.5 / 4,
     "gated/search": 1 / 4,
-    "cut/search": 2 / 4,
+    "truncated/search": 2 / 4,
     "length/search": 5 / 4,
     "entropy/search": 3.5 / 3,
     "verify/ok": 3.0,
@@ -46,16 +46,15 @@ def test_a_rank_and_a_batch_without_a_trace_are_no_division_by_zero(runtime):
 
 def test_traces_without_a_single_token_have_an_entropy_of_zero(runtime):
     metrics = metrics_of(runtime, [METRIC_TRACES[3:]])
-    assert (metrics["entropy/search"], metrics["length/search"], metrics["cut/search"]) == (0.0, 0.0, 1.0)
+    assert (metrics["entropy/search"], metrics["length/search"], metrics["truncated/search"]) == (0.0, 0.0, 1.0)
 
 
 def test_a_mismatch_past_its_bound_warns_or_stops_and_says_what_helps(caplog):
-    limits = {"max_response_tokens": 8, "max_context_tokens": 16}
     for bound, kl in ((None, 5.0), (0.1, 0.1), (0.1, 0.0)):
-        check_mismatch({"sampler/kl": kl}, RolloutConfig(**limits, max_kl=bound, on_max_kl="stop"))
-    check_mismatch({}, RolloutConfig(**limits, max_kl=0.1, on_max_kl="stop"))  # a step without an update
+        check_mismatch({"sampler/kl": kl}, SyncConfig(max_kl=bound, on_max_kl="stop"))
+    check_mismatch({}, SyncConfig(max_kl=0.1, on_max_kl="stop"))  # a step without an update
     with pytest.raises(MismatchError, match=r"sampler/kl is 0\.2, above rollout\.max_kl \(0\.1\)"):
-        check_mismatch({"sampler/kl": 0.2}, RolloutConfig(**limits, max_kl=0.1, on_max_kl="stop"))
+        check_mismatch({"sampler/kl": 0.2}, SyncConfig(max_kl=0.1, on_max_kl="stop"))
     with caplog.at_level(logging.WARNING):
-        check_mismatch({"sampler/kl": 0.2}, RolloutConfig(**limits, max_kl=0.1))
+        check_mismatch({"sampler/kl": 0.2}, SyncConfig(max_kl=0.1))
     assert "algorithm.max_sequence_ratio" in caplog.text

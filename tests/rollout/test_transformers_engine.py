@@ -348,7 +348,7 @@ def test_an_engine_that_took_half_of_the_weights_does_not_sample_until_a_load_su
 def test_an_engine_built_for_a_folder_samples_that_model(tmp_path, family, dtype, tied):
     """In its compute type: in bfloat16 the rotary frequencies must still be those of float32."""
     folder = save_tiny_model(tmp_path, family, tied=tied, seed=4)
-    config = make_config(folder, policy={"param_dtype": dtype}, rollout={"temperature": 0.8})
+    config = make_config(folder, policy={"param_dtype": dtype}, rollout={"sampling.temperature": 0.8})
     engine = build_engine(config, frozenset(MANY_STOPS), CPU)
     engine.load_weights(pretrained_weights(str(folder)))
     requests = [request(i, p, samples=2, seed=i) for i, p in enumerate(ragged_prompts(6, longest=60))]

@@ -32,7 +32,11 @@ class RecordingVerifier:
 
 
 def run(verifier, environment, pick=first_come, **rollout):
-    sizes = {"max_response_tokens": 40, "max_context_tokens": 400, "environment": HERE + environment}
+    sizes = {
+        "sampling.max_response_tokens": 40,
+        "sampling.max_context_tokens": 400,
+        "sampling.environment": HERE + environment,
+    }
     config = settings(rollout=sizes | rollout, policy={"microbatch_tokens": 400})
     engine = ScriptedEngine(pick)
     return engine, [episode for _, episode in pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)]
@@ -40,7 +44,7 @@ def run(verifier, environment, pick=first_come, **rollout):
 
 def turns_of(trace):
     """The token ids of the model's turns."""
-    bounds = [0, *(edge for pair in trace.observed for edge in pair), len(trace.response_ids)]
+    bounds = [0, *(edge for pair in trace.observation_spans for edge in pair), len(trace.response_ids)]
     return [trace.response_ids[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
@@ -69,7 +73,7 @@ def test_what_was_not_sampled_has_no_logprob_and_is_not_counted(verifier):
     engine, episodes = run(verifier, "counts_turns")
     for episode in episodes:
         for trace in episode.traces():
-            observed = {i for start, stop in trace.observed for i in range(start, stop)}
+            observed = {i for start, stop in trace.observation_spans for i in range(start, stop)}
             assert {i for i, p in enumerate(trace.logprobs) if math.isnan(p)} == observed
             assert trace.length == len(trace.response_ids) - len(observed) == sum(map(len, turns_of(trace)))
     totals = component_totals(episodes, (SEARCH, AGGREGATION))
@@ -83,7 +87,7 @@ def test_what_was_not_sampled_has_no_logprob_and_is_not_counted(verifier):
 def test_the_order_of_completion_changes_no_trace_of_several_turns(verifier, pick):
     def shown(episodes):
         return [
-            (t.response_ids, [p for p in t.logprobs if p == p], t.observed, t.finish, t.reward)
+            (t.response_ids, [p for p in t.logprobs if p == p], t.observation_spans, t.finish, t.reward)
             for e in episodes
             for t in e.traces()
         ]
@@ -131,7 +135,11 @@ def test_a_record_of_several_turns_is_replayed(verifier, runtime, tmp_path):
     replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
     for (_, got), made in zip(replayed.sampled, episodes, strict=True):
         for a, b in zip(got.traces(), made.traces(), strict=True):
-            assert (a.response_ids, a.observed, a.answer_text) == (b.response_ids, b.observed, b.answer_text)
+            assert (a.response_ids, a.observation_spans, a.answer_text) == (
+                b.response_ids,
+                b.observation_spans,
+                b.answer_text,
+            )
             assert [math.isnan(p) for p in a.logprobs] == [math.isnan(p) for p in b.logprobs]
 
 
@@ -147,8 +155,8 @@ def test_an_environment_that_never_ends_is_bounded_by_turns_and_by_tokens(verifi
 
 
 def test_a_silent_environment_changes_nothing(verifier):
-    without = pipeline_of(ScriptedEngine(first_come), verifier, settings(rollout={"max_response_tokens": 40,
-                          "max_context_tokens": 400}, policy={"microbatch_tokens": 400}))  # fmt: skip
+    without = pipeline_of(ScriptedEngine(first_come), verifier, settings(rollout={"sampling.max_response_tokens": 40,
+                          "sampling.max_context_tokens": 400}, policy={"microbatch_tokens": 400}))  # fmt: skip
     assert run(verifier, "silent")[1] == [episode for _, episode in without.run(TASKS, aggregates=True)]
 
 
@@ -168,7 +176,7 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
     """As if the response were the written tokens alone, each predicted from all that stands before it."""
     prompt, response = [5, 6], [10, 11, 12, 13, 14, 15]
     logprobs = [-0.1, -0.2, math.nan, math.nan, -0.5, -0.6]
-    whole = pack([TrainingSequence((0, 0), prompt, response, logprobs, 2.0, 3.0, observed=((2, 4),))])
+    whole = pack([TrainingSequence((0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),))])
     assert whole.input_ids.tolist() == [[*prompt, *response]]
     assert whole.rows.tolist() == [1, 2, 5, 6]
     assert whole.targets.tolist() == [10, 11, 14, 15]
@@ -179,7 +187,7 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
 
 def test_another_trace_may_have_written_what_one_was_told():
     """The same tokens, written by one trace and observed by another: only the first learns from them."""
-    told = TrainingSequence((0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observed=((1, 2),))
+    told = TrainingSequence((0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observation_spans=((1, 2),))
     wrote = TrainingSequence((0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
     batch = pack([told, wrote])
     assert batch.input_ids.tolist() == [[5, 10, 11, 12]]

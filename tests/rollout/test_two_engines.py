@@ -9,8 +9,8 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
 LORA = {"rank": 4}
-ONE_VLLM = {"engine": "vllm", "kv_cache_mb": 16, "lora": "adapter", "sleep": True}
-TWO_VLLM = {"engine": "vllm", "kv_cache_mb": 16}
+ONE_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16, "sync.lora": "adapter", "engine.sleep": True}
+TWO_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_each_model_has_its_own_canary(found: dict[str, Any]) -> None:
         assert max(gaps.values()) < 1e-4
     assert found["stale"]
     for told in found["stale"].values():
-        assert "rollout.max_sync_gap" in told
+        assert "rollout.sync.max_gap" in told
 
 
 def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(cases: dict[str, Any]) -> None:

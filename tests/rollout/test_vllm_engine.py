@@ -14,10 +14,15 @@ LORA = {"rank": 4}
 CASES: dict[str, tuple[int, bool, Any, dict[str, Any]]] = {
     # ranks, tied head, LoRA, keys of rollout; a bucket of 0.001 MiB is smaller than most tensors
     "one rank, tied": (1, True, None, {}),
-    "two engines, untied, asleep between": (2, False, None, {"sync_bucket_mb": 0.001, "sleep": True}),
-    "one engine on two ranks, tied, LoRA": (2, True, LORA, {"tensor_parallel": 2, "sync_bucket_mb": 0.05}),
-    "two engines, tied, adapter": (2, True, LORA, {"lora": "adapter", "sleep": True}),
-    "one engine on four ranks, untied, adapter": (4, False, LORA, {"tensor_parallel": 4, "lora": "adapter"}),
+    "two engines, untied, asleep between": (2, False, None, {"sync.bucket_mb": 0.001, "engine.sleep": True}),
+    "one engine on two ranks, tied, LoRA": (2, True, LORA, {"engine.tensor_parallel": 2, "sync.bucket_mb": 0.05}),
+    "two engines, tied, adapter": (2, True, LORA, {"sync.lora": "adapter", "engine.sleep": True}),
+    "one engine on four ranks, untied, adapter": (
+        4,
+        False,
+        LORA,
+        {"engine.tensor_parallel": 4, "sync.lora": "adapter"},
+    ),
 }
 
 
@@ -47,7 +52,7 @@ def test_after_every_update_the_engine_samples_from_the_moved_weights(ranks):
 def test_stale_and_partial_weights_stop_the_run_on_every_rank(ranks):
     for rank in ranks:
         for kind in ("stale", "partial"):
-            assert "rollout.max_sync_gap" in rank["stale"][kind], kind
+            assert "rollout.sync.max_gap" in rank["stale"][kind], kind
 
 
 def test_a_sample_depends_on_its_seed_and_prompt_alone(ranks):

@@ -39,11 +39,11 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
         folder,
         model={"lora": lora},
         rollout={
-            "engine": "vllm",
-            "kv_cache_mb": 16,
-            "max_batch": 16,
-            "temperature": 0.8,
-            "max_sync_gap": 1e-3,
+            "engine.name": "vllm",
+            "engine.kv_cache_mb": 16,
+            "engine.max_batch": 16,
+            "sampling.temperature": 0.8,
+            "sync.max_gap": 1e-3,
             **rollout,
         },
         optimizer={"lr": 2e-2, "offload": True},
@@ -55,7 +55,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
     results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sampler/canary_gap"]]}
     results["samples"] = samples = sample(engine, requests())
-    results["reference"] = teacher_forced(folder, samples, config.rollout.temperature)
+    results["reference"] = teacher_forced(folder, samples, config.rollout.sampling.temperature)
     results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
     results["shifted"] = sample(engine, [Request(("s",), PROMPTS[0], 1, 1000 + 2, 8)])
     results["late"] = sample(engine, requests()[:3], late=requests()[3:])

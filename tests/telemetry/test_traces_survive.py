@@ -23,7 +23,7 @@ def trace(component: str, index: int, set_index: int | None = None) -> Trace:
         advantage=-0.125,
         gated=True,
         cached_tokens=2,
-        observed=[(1, 2)],
+        observation_spans=[(1, 2)],
         answer_start=4,
     )
 
@@ -34,7 +34,7 @@ def episode(step: int, problem_id: str = "p") -> Episode:
             id=problem_id,
             messages=({"role": "system", "content": "s", "name": "n"}, {"role": "user", "content": "2+2?"}),
             answer=("4", "four"),
-            kind="math",
+            verifier="math",
         ),
         step=step,
         search=[trace(SEARCH, i) for i in range(3)],
@@ -63,7 +63,7 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     assert first == {
         "component": SEARCH, "index": 0, "set_index": None, "prompt_length": 3, "length": 1, "finish": "length",
         "reward": 0.5, "verification": "timeout", "advantage": -0.125, "gated": True, "cached_tokens": 2,
-        "text": 'x = "½"\n', "response_ids": [151_000, 7], "observed": [[1, 2]], "answer_start": 4,
+        "text": 'x = "½"\n', "response_ids": [151_000, 7], "observation_spans": [[1, 2]], "answer_start": 4,
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from spiral_mega.traces import Problem, Trace
 
 def score(problem: Problem, traces: Sequence[Trace]) -> float:
     """The mean reward of the most frequent answers. Traces that state none have no vote; without any vote, 0."""
-    answer_of, rewards = load_answer_of(problem.kind), defaultdict(list)
+    answer_of, rewards = load_answer_of(problem.verifier), defaultdict(list)
     for trace in traces:
         if (answer := answer_of(trace.answer_text)) is not None:
             rewards[answer].append(trace.reward)

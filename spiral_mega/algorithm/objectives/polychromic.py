@@ -27,7 +27,7 @@ def make_score(options: Options) -> SetScore:
 
     def score(problem: Problem, traces: Sequence[Trace]) -> float:
         if options.diversity == "answers":
-            distinct = len(set(map(load_answer_of(problem.kind), (trace.answer_text for trace in traces))))
+            distinct = len(set(map(load_answer_of(problem.verifier), (trace.answer_text for trace in traces))))
         else:
             distinct = len({trace.text for trace in traces})
         return sum(trace.reward for trace in traces) / len(traces) * distinct / len(traces)

@@ -14,7 +14,7 @@ from spiral_mega.evaluation.harnesses.independent_samples import numbers_of_samp
 from spiral_mega.statistics.estimators import best_of_k
 
 
-def plan(harness: BestOfN, longest: int) -> SamplingPlan:
+def sampling_plan(harness: BestOfN, longest: int) -> SamplingPlan:
     return samples_plan(harness)
 
 

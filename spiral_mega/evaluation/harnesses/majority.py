@@ -15,7 +15,7 @@ from spiral_mega.evaluation.harnesses.independent_samples import numbers_of_samp
 from spiral_mega.statistics.estimators import majority_of_k
 
 
-def plan(harness: Majority, longest: int) -> SamplingPlan:
+def sampling_plan(harness: Majority, longest: int) -> SamplingPlan:
     return samples_plan(harness)
 
 

@@ -11,7 +11,7 @@ from spiral_mega.evaluation.harnesses.independent_samples import numbers_of_samp
 from spiral_mega.statistics.estimators import pass_at_k
 
 
-def plan(harness: PassAtK, longest: int) -> SamplingPlan:
+def sampling_plan(harness: PassAtK, longest: int) -> SamplingPlan:
     return samples_plan(harness)
 
 

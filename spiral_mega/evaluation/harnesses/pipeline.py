@@ -14,7 +14,7 @@ from spiral_mega.evaluation.graded_episode import GradedEpisode, Measure, level_
 from spiral_mega.evaluation.reducers import READINGS
 
 
-def plan(harness: Composition, longest: int) -> SamplingPlan:
+def sampling_plan(harness: Composition, longest: int) -> SamplingPlan:
     first, *others = harness.stages
     levels = [
         Level(stage.aggregate, stage.set_size, "independent", stage.tokens)

@@ -42,19 +42,19 @@ class Sampling:
 
 def samplings(config: Config) -> list[Sampling]:
     """What the configuration's harnesses need; those of one plan share it. Raises ConfigError if it cannot be had."""
-    harnesses, longest = config.eval.harnesses, config.rollout.max_response_tokens
+    harnesses, longest = config.eval.harnesses, config.rollout.sampling.max_response_tokens
     names = [harness.name or harness.kind for harness in harnesses]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"eval.harnesses: several are called {twice[0]!r}: give each a name of its own")
     found: dict[tuple[SamplingPlan, tuple[int, ...]], list[Callable[[Sequence[GradedEpisode]], list[Measure]]]] = {}
     for name, harness in zip(names, harnesses, strict=True):
         module = MODULES[harness.kind]
-        plan = module.plan(harness, longest)
+        plan = module.sampling_plan(harness, longest)
         _check_context(config, name, plan)
-        if isinstance(harness, Sequential) and config.rollout.environment is not None:
+        if isinstance(harness, Sequential) and config.rollout.sampling.environment is not None:
             raise ConfigError(
-                f"eval.harnesses: {name}: budgets are read off responses of one turn, but rollout.environment is "
-                f"{config.rollout.environment!r}: leave the harness out, or evaluate each rollout.max_response_tokens"
+                f"eval.harnesses: {name}: budgets are read off responses of one turn, but rollout.sampling.environment is "
+                f"{config.rollout.sampling.environment!r}: leave the harness out, or evaluate each rollout.sampling.max_response_tokens"
             )
         cuts = tuple(sequential.budgets(harness, longest)) if isinstance(harness, Sequential) else ()
 
@@ -72,20 +72,20 @@ def _limit(max_tokens: int | None) -> str:
 
 
 def _check_context(config: Config, name: str, plan: SamplingPlan) -> None:
-    """That the longest prompt and response of each level have room in rollout.max_context_tokens."""
+    """That the longest prompt and response of each level have room in rollout.sampling.max_context_tokens."""
     rollout, shown = config.rollout, 0
-    before = plan.max_tokens or rollout.max_response_tokens
+    before = plan.max_tokens or rollout.sampling.max_response_tokens
     needed = [("a response", 0, before)]
     for level in plan.levels:
         shown = {"whole": before, "tail": min(before, config.prompts.tail_tokens or 0)}.get(config.prompts.view, 0)
-        before = level.max_tokens or rollout.max_response_tokens
+        before = level.max_tokens or rollout.sampling.max_response_tokens
         needed.append((f"a set of {level.set_size}", level.set_size * shown, before))
     for what, traces, response in needed:
         total = config.data.max_prompt_tokens + traces + response
-        if total > rollout.max_context_tokens:
+        if total > rollout.sampling.max_context_tokens:
             raise ConfigError(
                 f"eval.harnesses: {name}: {what} may come to {total} tokens (problem {config.data.max_prompt_tokens}, "
-                f"traces shown {traces}, response {response}), more than rollout.max_context_tokens "
-                f"({rollout.max_context_tokens}): raise it, lower the budget, shorten traces by prompts.view, or leave "
+                f"traces shown {traces}, response {response}), more than rollout.sampling.max_context_tokens "
+                f"({rollout.sampling.max_context_tokens}): raise it, lower the budget, shorten traces by prompts.view, or leave "
                 "the harness out"
             )

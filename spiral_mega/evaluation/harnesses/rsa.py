@@ -15,7 +15,7 @@ from spiral_mega.evaluation.graded_episode import GradedEpisode, Measure, level_
 from spiral_mega.evaluation.reducers import READINGS
 
 
-def plan(harness: Rsa, longest: int) -> SamplingPlan:
+def sampling_plan(harness: Rsa, longest: int) -> SamplingPlan:
     level = Level(harness.population, harness.set_size, "independent")
     return SamplingPlan(harness.population, levels=(level,) * harness.steps)
 

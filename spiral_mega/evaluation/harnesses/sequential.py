@@ -14,7 +14,7 @@ from spiral_mega.config.harnesses import Sequential
 from spiral_mega.evaluation.graded_episode import GradedEpisode, Measure, mean_tokens
 
 
-def plan(harness: Sequential, longest: int) -> SamplingPlan:
+def sampling_plan(harness: Sequential, longest: int) -> SamplingPlan:
     return SamplingPlan(harness.samples, max_tokens=max(budgets(harness, longest)))
 
 

@@ -63,7 +63,7 @@ class FsdpModel:
         found: dict[Key, torch.Tensor] = {}
         for members in [*microbatches, *([[]] * (rounds - len(microbatches)))]:
             logprobs, _ = self._forward(pack(members).to(self.device))
-            parts = torch.split(logprobs, [sum(s.written()) for s in members] or [0])
+            parts = torch.split(logprobs, [sum(s.loss_mask()) for s in members] or [0])
             found |= zip([s.key for s in members], parts, strict=False)
         self.model.reshard()  # FSDP would keep the root's whole weights, in compute type, until the next backward
         return torch.cat([found[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
@@ -85,7 +85,7 @@ class FsdpModel:
         return self.config.model.lora is None or is_of(self.adapter_name, parameter)
 
     def _bucket_bytes(self) -> int:
-        return int(self.config.rollout.sync_bucket_mb * 2**20)
+        return int(self.config.rollout.sync.bucket_mb * 2**20)
 
     def _forward(self, batch: TreeBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs [R] of the response tokens, and entropies [R] where they are predicted.
@@ -94,8 +94,8 @@ class FsdpModel:
         """
         heartbeat()
         use_adapter(self.model, self.adapter_name)
-        logprobs, entropy = self.model.logprobs(batch, self.config.rollout.temperature)
-        return logprobs[batch.reads], entropy[batch.reads]
+        logprobs, entropy = self.model.logprobs(batch, self.config.rollout.sampling.temperature)
+        return logprobs[batch.gather_indices], entropy[batch.gather_indices]
 
 
 class FsdpPolicy(FsdpModel):
@@ -162,7 +162,7 @@ class FsdpPolicy(FsdpModel):
 
     def _accumulate(self, batch: TreeBatch, totals: Totals) -> None:
         """Add the gradient of one micro-batch: see `weighted_loss`."""
-        reference = self.reference.logprobs(batch)[batch.reads] if self.reference is not None else None
+        reference = self.reference.logprobs(batch)[batch.gather_indices] if self.reference is not None else None
         logprobs, entropy = self._forward(batch)
         loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
         torch.autograd.backward(loss)

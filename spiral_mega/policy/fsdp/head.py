@@ -97,7 +97,7 @@ def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float)
     """
     hidden = model.base_model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
-    ).last_hidden_state[0, batch.rows]
+    ).last_hidden_state[0, batch.logit_indices]
     head, adapter = model.get_output_embeddings(), None
     if isinstance(head, LoraLayer):
         # As a second product the adapter costs R * (H + V) * rank; merged into the weight it would cost a copy of the
@@ -110,7 +110,7 @@ def _logprobs(model: Any, form: LogitForm, batch: TreeBatch, temperature: float)
     result = linear_logprob(
         hidden,
         head.weight,
-        batch.targets,
+        batch.labels,
         bias=head.bias,
         adapter=adapter,
         temperature=temperature / form.scale,

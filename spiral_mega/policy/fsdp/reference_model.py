@@ -41,7 +41,7 @@ def make_reference(policy: Any, config: Config, runtime: Runtime) -> Reference |
     Without a path it is the model that training starts from: with LoRA the policy's own base weights, else a second
     copy, sharded as the policy is. Raises ConfigError for a model of another vocabulary.
     """
-    temperature = config.rollout.temperature
+    temperature = config.rollout.sampling.temperature
     if config.algorithm.kl is None:
         return None
     if (path := reference_path(config)) is None:

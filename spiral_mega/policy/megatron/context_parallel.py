@@ -68,7 +68,7 @@ class Share:
 def share_out(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> Share:
     """This rank's share of `batch`, whose rows the size of `group` divides; see `deal` and `keys_of_a_head`."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    predicted = batch.rows.numpy()
+    predicted = batch.logit_indices.numpy()
     total = batch.input_ids.shape[1]
     dealt = deal(batch.layout.depth + 1 + head_keys * np.bincount(predicted, minlength=total), ranks)
     owner, place = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -85,8 +85,8 @@ def share_out(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> S
         input_ids=batch.input_ids[:, mine],
         position_ids=batch.position_ids[:, mine],
         layout=batch.layout.asked_by(dealt[rank]),
-        rows=torch.from_numpy(place[predicted[heads[rank]]]),
-        targets=batch.targets[torch.from_numpy(heads[rank])],
+        logit_indices=torch.from_numpy(place[predicted[heads[rank]]]),
+        labels=batch.labels[torch.from_numpy(heads[rank])],
     )
     row_order = torch.from_numpy(owner * len(mine) + place)
     return Share(own, group, row_order, torch.from_numpy(head_order), width)

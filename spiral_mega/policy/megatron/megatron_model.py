@@ -56,11 +56,11 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             )
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         weight = self.output_layer.weight if weight is None else weight
-        rows, low_rank = hidden[:, 0][batch.rows], getattr(self.output_layer, "lora", None)
+        rows, low_rank = hidden[:, 0][batch.logit_indices], getattr(self.output_layer, "lora", None)
         mine = linear_logprob(
             rows,
             weight,
-            batch.targets,
+            batch.labels,
             adapter=low_rank(rows) if isinstance(low_rank, LowRankHead) else None,
             temperature=temperature,
             vocab_parallel_group=self.layout.tensor_group,

@@ -90,7 +90,7 @@ class MegatronPolicy:
         by_key: dict[Key, torch.Tensor] = {}
         for (rank, part), logprobs in zip(parts, self._spoken(parts, found), strict=True):
             if rank == mine:
-                lengths = [sum(s.written()) for s in part]
+                lengths = [sum(s.loss_mask()) for s in part]
                 by_key |= zip([s.key for s in part], torch.split(logprobs, lengths), strict=True)
         return torch.cat([by_key[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
 
@@ -99,7 +99,7 @@ class MegatronPolicy:
         found: list[torch.Tensor] = []
 
         def keep(batch: TreeBatch, output: LinearLogprob) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-            found.append(output.logprob[batch.reads])
+            found.append(output.logprob[batch.gather_indices])
             return found[-1].sum(), torch.tensor(0, dtype=torch.int), {}
 
         if microbatches:
@@ -108,7 +108,7 @@ class MegatronPolicy:
 
     def _spoken(self, parts: list[tuple[int, list[TrainingSequence]]], found: list[torch.Tensor]) -> list[torch.Tensor]:
         """What the last stage found for each of `parts`, on every rank of the replica."""
-        counts = [sum(sum(s.written()) for s in part) for _, part in parts]
+        counts = [sum(sum(s.loss_mask()) for s in part) for _, part in parts]
         flat = torch.zeros(sum(counts), device=self.device)
         if self.layout.speaks and parts:
             flat.copy_(torch.cat(found)[: len(flat)])
@@ -126,7 +126,7 @@ class MegatronPolicy:
         return self.shards.trained.stream(torch.Tensor.detach, torch.float32, self._bucket_bytes())
 
     def _bucket_bytes(self) -> int:
-        return int(self.config.rollout.sync_bucket_mb * 2**20)
+        return int(self.config.rollout.sync.bucket_mb * 2**20)
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict(self.shards.trained)
@@ -174,7 +174,7 @@ class MegatronPolicy:
 
         def step(data: Iterator[tuple[TreeBatch, Share]], model: Any) -> tuple[Any, Any]:
             batch, share = next(data)
-            return model(share, self.config.rollout.temperature), partial(of_output, batch)
+            return model(share, self.config.rollout.sampling.temperature), partial(of_output, batch)
 
         get_forward_backward_func()(
             forward_step_func=step,
@@ -194,7 +194,7 @@ class MegatronPolicy:
         Sequences that share a token read one log-prob, whose gradient is the sum of theirs.
         """
         assert output.entropy is not None
-        logprobs, entropy = output.logprob[batch.reads], output.entropy[batch.reads]
+        logprobs, entropy = output.logprob[batch.gather_indices], output.entropy[batch.gather_indices]
         reference = next(of_reference, None)  # stages take the batches in order
         loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
         return loss, torch.tensor(0, dtype=torch.int), {}

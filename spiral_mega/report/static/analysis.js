@@ -93,7 +93,7 @@ function analysisOf(evaluated) {
     folded(
       "Where tokens go, by the share of a problem's search traces that are right",
       dataTable(
-        ["model", "samples", "solved by", "problems", "level", "tokens", "of right", "of wrong", "cut"],
+        ["model", "samples", "solved by", "problems", "level", "tokens", "of right", "of wrong", "truncated"],
         all.flatMap(({ label, sampling, found }) =>
           found.tokens.flatMap((bin) =>
             bin.levels.map((level) => [

@@ -1,7 +1,7 @@
 // The browser of episodes: a list that draws only the rows in view, and one episode with its sets and traces.
 
 const ROW = 46;
-const FLAGS = ["effective", "gated", "cut", "failed verification"];
+const FLAGS = ["effective", "gated", "truncated", "failed verification"];
 const view = { rows: [], at: 0, set: null, filters: { text: "", origin: "", flags: new Set() } };
 
 function episodesTab(runs) {
@@ -229,7 +229,7 @@ function markSet(l, whole) {
 function traceCard(trace, position, whole) {
   const sets = whole.sets.map((members, l) => (members.includes(position) ? l : -1)).filter((l) => l >= 0);
   const flags = [
-    trace.e === "length" ? "cut" : null,
+    trace.e === "length" ? "truncated" : null,
     trace.g ? "gated" : null,
     trace.v === "ok" ? null : `verification: ${trace.v}`,
   ].filter(Boolean);
