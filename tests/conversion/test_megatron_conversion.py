@@ -20,7 +20,7 @@ LORA = {"rank": 4, "alpha": 6}
 MODELS: dict[str, tuple[Any, bool]] = {
     "qwen3": ("qwen3", True), "llama": ("llama", False), "qwen2": ("qwen2", True), "experts": ("qwen3_moe", False)
 }  # fmt: skip
-TP2, PP2, EP2, ALONE = {"engine.tensor_parallel": 2}, {"pipeline_parallel": 2}, {"expert_parallel": 2}, {}
+TP2, PP2, EP2, ALONE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"expert_parallel": 2}, {}
 # Model and layout. "experts" in the order of megatron-core's own names, which are numbered; ours are stacked.
 SAVED = {"qwen3": TP2, "llama": PP2, "qwen2": TP2, "experts": EP2}
 LOADED = {"qwen3, TP2": TP2, "qwen3, TP1": ALONE, "llama, TP2": TP2, "qwen2, PP2": PP2, "experts, EP2": EP2}

@@ -37,9 +37,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Name: ranks, model, policy.megatron.
 GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "TP2": (2, "qwen3", {"engine.tensor_parallel": 2, "sequence_parallel": False}),
-    "TP2+SP": (2, "qwen3 tied", {"engine.tensor_parallel": 2}),
-    "TP2+SP, biases": (2, "qwen2 tied", {"engine.tensor_parallel": 2}),
+    "TP2": (2, "qwen3", {"tensor_parallel": 2, "sequence_parallel": False}),
+    "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
+    "TP2+SP, biases": (2, "qwen2 tied", {"tensor_parallel": 2}),
     "PP2": (2, "llama", {"pipeline_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
     "PP2 of three layers": (2, "three layers, experts", {"pipeline_parallel": 2}),
@@ -48,51 +48,51 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
     "CP2 x EP2": (2, "some experts", {"context_parallel": 2, "expert_parallel": 2}),
     "EP2": (2, "experts", {"expert_parallel": 2}),
-    "EP2 x TP2": (2, "some experts", {"expert_parallel": 2, "engine.tensor_parallel": 2}),
-    "PP2 x TP2+SP, qwen3": (4, "qwen3 tied", {"pipeline_parallel": 2, "engine.tensor_parallel": 2}),
-    "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "engine.tensor_parallel": 2}),
-    "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "engine.tensor_parallel": 2}),
-    "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "engine.tensor_parallel": 2, "expert_parallel": 2}),
+    "EP2 x TP2": (2, "some experts", {"expert_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, qwen3": (4, "qwen3 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
+    "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
     "PP2 x VP2 x CP2": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2}),
-    "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "engine.tensor_parallel": 2}),
-    "CP2 x TP2": (4, "qwen3", {"context_parallel": 2, "engine.tensor_parallel": 2, "sequence_parallel": False}),
+    "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
+    "CP2 x TP2": (4, "qwen3", {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": False}),
     "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
-    "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "engine.tensor_parallel": 2, "expert_parallel": 2}),
+    "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
     "DP2 x CP2": (4, "qwen3", {"context_parallel": 2}),
-    "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "engine.tensor_parallel": 2}),
+    "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "tensor_parallel": 2}),
 }
 RECOMPUTED = ("TP2+SP, biases", "CP2 x TP2+SP", "PP2 x TP2+SP x EP2")  # of these, with activation checkpointing
-BF16 = (2, "qwen3 tied", {"engine.tensor_parallel": 2})
+BF16 = (2, "qwen3 tied", {"tensor_parallel": 2})
 SOME = EVERYWHERE | {"targets": ["q_proj", "v_proj", "down_proj"]}
 NO_EXPERTS = EVERYWHERE | {"targets": [*ATTENTION_AND_MLP[:4], "lm_head"]}
 # Name: ranks, model, policy.megatron, model.lora.
 LORA: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
-    "TP2": (2, "qwen3 tied", {"engine.tensor_parallel": 2, "sequence_parallel": False}, EVERYWHERE),
-    "TP2+SP": (2, "qwen3", {"engine.tensor_parallel": 2}, EVERYWHERE),
-    "TP2+SP, biases, some layers": (2, "qwen2 tied", {"engine.tensor_parallel": 2}, SOME),
+    "TP2": (2, "qwen3 tied", {"tensor_parallel": 2, "sequence_parallel": False}, EVERYWHERE),
+    "TP2+SP": (2, "qwen3", {"tensor_parallel": 2}, EVERYWHERE),
+    "TP2+SP, biases, some layers": (2, "qwen2 tied", {"tensor_parallel": 2}, SOME),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}, EVERYWHERE),
     "PP2 x VP2": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}, EVERYWHERE),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}, EVERYWHERE),
-    "EP2 x TP2, no experts": (2, "experts", {"expert_parallel": 2, "engine.tensor_parallel": 2}, NO_EXPERTS),
-    "PP2 x TP2+SP": (4, "llama", {"pipeline_parallel": 2, "engine.tensor_parallel": 2}, EVERYWHERE),
+    "EP2 x TP2, no experts": (2, "experts", {"expert_parallel": 2, "tensor_parallel": 2}, NO_EXPERTS),
+    "PP2 x TP2+SP": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}, EVERYWHERE),
 }
 LORA_RECOMPUTED = ("TP2+SP, biases, some layers", "PP2 x TP2+SP")
 LORA_UPDATES = {
-    "TP2+SP": (2, "qwen3 tied", {"engine.tensor_parallel": 2}, EVERYWHERE),
+    "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}, EVERYWHERE),
     "PP2": (2, "llama", {"pipeline_parallel": 2}, EVERYWHERE),
 }
 UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "TP2+SP": (2, "qwen3 tied", {"engine.tensor_parallel": 2}),
+    "TP2+SP": (2, "qwen3 tied", {"tensor_parallel": 2}),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}),
     "PP2 x VP2, tied": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}),
     "DP2": (2, "qwen3", {}),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}),
     "EP2": (2, "experts", {"expert_parallel": 2}),
-    "DP2 x TP2+SP": (4, "qwen3", {"engine.tensor_parallel": 2}),
+    "DP2 x TP2+SP": (4, "qwen3", {"tensor_parallel": 2}),
 }
 # Name: policy.megatron, the case; on 2 ranks, with "qwen3 tied" and its sequences.
 KL: dict[str, tuple[dict[str, Any], KlCase]] = {
-    "loss, adapters off, TP2+SP": ({"engine.tensor_parallel": 2}, KlCase({"coefficient": 0.3}, lora=EVERYWHERE)),
+    "loss, adapters off, TP2+SP": ({"tensor_parallel": 2}, KlCase({"coefficient": 0.3}, lora=EVERYWHERE)),
     "loss, another model, PP2 x VP2": (
         {"pipeline_parallel": 2, "virtual_stages": 2},
         KlCase({"coefficient": 0.3, "estimator": "k3"}, other=True),
@@ -106,19 +106,19 @@ KL: dict[str, tuple[dict[str, Any], KlCase]] = {
 RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "TP2+SP": (
         "qwen3 tied",
-        [(2, {"engine.tensor_parallel": 2}), (2, {"pipeline_parallel": 2}), (4, {"engine.tensor_parallel": 2})],
+        [(2, {"tensor_parallel": 2}), (2, {"pipeline_parallel": 2}), (4, {"tensor_parallel": 2})],
     ),
     "CP2": (
         "qwen3 tied",
         [
             (2, {"context_parallel": 2}),
-            (2, {"engine.tensor_parallel": 2}),
-            (4, {"context_parallel": 2, "engine.tensor_parallel": 2}),
+            (2, {"tensor_parallel": 2}),
+            (4, {"context_parallel": 2, "tensor_parallel": 2}),
         ],
     ),
     "PP2, tied": (
         "qwen2 tied",
-        [(2, {"pipeline_parallel": 2}), (2, {"engine.tensor_parallel": 2}), (2, {})],
+        [(2, {"pipeline_parallel": 2}), (2, {"tensor_parallel": 2}), (2, {})],
     ),
     "PP2 x VP2, tied": (
         "five layers, tied",
@@ -131,7 +131,7 @@ RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "EP2 x TP2": (
         "experts",
         [
-            (2, {"expert_parallel": 2, "engine.tensor_parallel": 2}),
+            (2, {"expert_parallel": 2, "tensor_parallel": 2}),
             (2, {"pipeline_parallel": 2}),
             (4, {"expert_parallel": 4}),
         ],
@@ -139,7 +139,7 @@ RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
 }
 # The same, of adapters alone.
 LORA_RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
-    "LoRA, TP2+SP": ("qwen3 tied", [(2, {"engine.tensor_parallel": 2}), (2, {"pipeline_parallel": 2})]),
+    "LoRA, TP2+SP": ("qwen3 tied", [(2, {"tensor_parallel": 2}), (2, {"pipeline_parallel": 2})]),
 }
 OTHERS = [(name, i) for name, (_, layouts) in (RESUMES | LORA_RESUMES).items() for i in range(len(layouts) - 1)]
 SPLITS = {"one budget for all": (4096, 0), "many micro-batches": (30, 1)}

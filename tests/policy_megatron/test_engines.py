@@ -11,9 +11,9 @@ from tests.support.tiny_models import save_tiny_model
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 # model, tied, policy.megatron, rollout, model.lora
 CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any], Any]] = {
-    "TP2, two vLLM engines": ("qwen3", True, {"engine.tensor_parallel": 2}, {"engine.name": "vllm"}, None),
+    "TP2, two vLLM engines": ("qwen3", True, {"tensor_parallel": 2}, {"engine.name": "vllm"}, None),
     "TP2, adapters into two vLLM engines": (
-        *("qwen3", True, {"engine.tensor_parallel": 2}, {"engine.name": "vllm", "sync.lora": "adapter"}),
+        *("qwen3", True, {"tensor_parallel": 2}, {"engine.name": "vllm", "sync.lora": "adapter"}),
         {"rank": 8, "alpha": 16},
     ),
     "PP2, adapters merged into a vLLM engine of two": (

@@ -15,7 +15,7 @@ from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-BOTH = {"engine.tensor_parallel": 2, "expert_parallel": 2}
+BOTH = {"tensor_parallel": 2, "expert_parallel": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 
@@ -26,7 +26,7 @@ def config_for(folder: Path, **layout: Any) -> Any:
 @pytest.mark.parametrize(
     ("sections", "told"),
     [
-        ({"policy": {"megatron": {"engine.tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
+        ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
         ({"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}}, "virtual_stages is 2"),
         ({"policy": {"backend": "megatron"}, "optimizer": {"offload": True}}, "optimizer.offload"),
     ],
@@ -42,16 +42,16 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
     ("family", "model", "layout", "ranks", "told"),
     [
         ("qwen3", {}, {"spec": "te"}, 1, "transformer_engine is not installed"),
-        ("qwen3", {}, {"engine.tensor_parallel": 2}, 3, "does not divide 3 ranks"),
+        ("qwen3", {}, {"tensor_parallel": 2}, 3, "does not divide 3 ranks"),
         ("qwen3", {}, {"context_parallel": 2}, 3, r"context_parallel \(2\)"),
-        ("qwen3", {}, {"engine.tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),
-        ("qwen3", {"intermediate_size": 97}, {"engine.tensor_parallel": 2}, 2, r"intermediate_size \(97\)"),
+        ("qwen3", {}, {"tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),
+        ("qwen3", {"intermediate_size": 97}, {"tensor_parallel": 2}, 2, r"intermediate_size \(97\)"),
         ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 4}, 4, "3 layers"),
         ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 2, "virtual_stages": 2}, 2, "3 layers"),
         ("qwen3", {}, {"expert_parallel": 2}, 2, "no experts"),
         ("qwen3_moe", {}, {"expert_parallel": 3}, 3, "4 experts"),
         ("qwen3_moe", {}, {"expert_parallel": 2}, 1, "does not divide the 1 ranks"),
-        ("qwen3_moe", {}, {"engine.tensor_parallel": 2}, 2, "expert_parallel 1"),
+        ("qwen3_moe", {}, {"tensor_parallel": 2}, 2, "expert_parallel 1"),
         (
             "qwen3_moe",
             {},
