@@ -154,7 +154,7 @@ def _config(folder: Path, longest: int) -> Config:
             "data": {"train": [{"path": "unused.jsonl"}], "max_prompt_tokens": 16},
             "prompts": {"aggregation": "{problem} {traces}", "trace": "| {trace}", "unfinished": "| {trace}"},
             "rollout": {
-                "engine": {"name": "vllm", "kv_cache_mb": 512, "max_batch": 256},
+                "engine": {"name": "vllm", "kv_cache_mb": 512, "max_num_seqs": 256},
                 "sampling": {"max_response_tokens": longest, "max_context_tokens": 32 + 6 * longest},
             },
         }

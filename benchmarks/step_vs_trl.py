@@ -109,7 +109,7 @@ def ours(folder: str, steps: int) -> float:
             "prompts": {"instruction": ""},
             "rollout": {
                 "sampling": {"max_response_tokens": TOKENS, "max_context_tokens": 256},
-                "engine": {"max_batch": 96},
+                "engine": {"max_num_seqs": 96},
             },
             "algorithm": {"objective": "grpo", "search_traces": SAMPLES},
             "policy": {"microbatch_tokens": 1600},

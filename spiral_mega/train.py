@@ -35,7 +35,7 @@ def train(config: Config, runtime: Runtime) -> None:
         step = saved = run.resume()
         run.sync()
         finished = False
-        skipped = SkippedUpdates(config.policy.max_skipped)
+        skipped = SkippedUpdates(config.policy.max_skipped_updates)
         try:
             while not run.stop.on_any_rank():
                 if run.evaluation_due(step):

@@ -80,6 +80,6 @@ def _engine(config: Config, sizes: Sizes) -> tuple[float, float]:
     if config.rollout.engine.name == "transformers":
         return (
             weights,
-            sizes.kv_bytes / 2 * item * config.rollout.engine.max_batch * config.rollout.sampling.max_context_tokens,
+            sizes.kv_bytes / 2 * item * config.rollout.engine.max_num_seqs * config.rollout.sampling.max_context_tokens,
         )
     return weights, config.rollout.engine.kv_cache_mb * 2**20

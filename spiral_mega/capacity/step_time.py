@@ -116,7 +116,7 @@ def _sampling(
     engine = replace(
         engine_model(model, machine.gpu, rollout.engine.tensor_parallel),
         capacity=capacity,
-        max_sequences=rollout.engine.max_batch,
+        max_sequences=rollout.engine.max_num_seqs,
     )
     if sizes.experts:  # all of them are read in a step, and a token is multiplied with few
         busy = sizes.active / read

@@ -37,12 +37,15 @@ def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, wo
             "start another run.dir"
         )
     if meta["data"] != data:
-        if config.data.accept != (name := f"sha256:{data[:16]}"):
+        if config.data.accept_fingerprint != (name := f"sha256:{data[:16]}"):
             raise CheckpointError(
                 "the training problems are not those of the checkpoint (another file, filter or order): restore them, "
-                f"start another run.dir, or go on with the new ones from their beginning by data.accept={name}"
+                "start another run.dir, or go on with the new ones from their beginning by "
+                f"data.accept_fingerprint={name}"
             )
-        log.warning("the training problems have changed, as data.accept allows: they are drawn from their beginning")
+        log.warning(
+            "the training problems have changed, as data.accept_fingerprint allows: they are drawn from their beginning"
+        )
     if changed:
         log.warning("resuming with changes: %s", "; ".join(changed))
     if meta["world_size"] != world_size:

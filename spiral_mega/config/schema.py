@@ -94,7 +94,7 @@ class PolicyConfig(Section):
         description="Distinct tokens in one micro-batch on one rank; what a draw's sequences share counts once, and "
         "no sequence may be longer.",
     )
-    max_skipped: int = Field(
+    max_skipped_updates: int = Field(
         default=10,
         ge=0,
         description="Updates skipped in a row because the gradient was not finite; one more ends the run.",
@@ -163,7 +163,7 @@ class DataConfig(Section):
     max_prompt_tokens: int = Field(
         default=1024, gt=0, description="Problems whose search prompt is longer are left out, and counted."
     )
-    accept: str | None = Field(
+    accept_fingerprint: str | None = Field(
         default=None,
         description="Fingerprint of training problems that a run may go on with although its checkpoint was made with "
         "others; the error that refuses them names it. They are then drawn from their beginning.",
@@ -203,7 +203,7 @@ class PromptsConfig(Section):
 class RewardsConfig(Section):
     time_limit_s: float = Field(default=5.0, gt=0, description="Wall-clock limit of one verification; past it: 0.")
     workers: int = Field(default=2, gt=0, description="VerifierPool processes on each rank.")
-    max_failed: float = Field(
+    max_failure_rate: float = Field(
         default=0.5,
         ge=0,
         le=1,
@@ -218,7 +218,7 @@ class EngineConfig(Section):
     name: Literal["transformers", "vllm"] = "transformers"
     tensor_parallel: int = Field(default=1, gt=0, description="vllm: ranks that share one engine's model.")
     kv_cache_mb: int = Field(default=1024, gt=0, description="vllm: MiB of KV cache on each rank.")
-    max_batch: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
+    max_num_seqs: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
     sleep: bool = Field(
         default=False, description="vllm on GPU: weights and KV cache leave the device while the policy trains."
     )
@@ -255,7 +255,7 @@ class SyncConfig(Section):
     bucket_mb: float = Field(
         default=512, gt=0, description="MiB of weights gathered at once for the engine; a larger tensor goes alone."
     )
-    max_gap: float = Field(
+    max_logprob_gap: float = Field(
         default=0.5,
         gt=0,
         description="Largest |log-prob of engine - of policy| on the canary after a weight sync; past "

@@ -36,7 +36,7 @@ from spiral_mega.validation.models import check_context
 log = logging.getLogger(__name__)
 
 # What decides the traces: an evaluation goes on only where all of it is the same.
-SAMPLED_BY = ("name", "tensor_parallel", "max_batch")  # engine settings that decide what is sampled
+SAMPLED_BY = ("name", "tensor_parallel", "max_num_seqs")  # engine settings that decide what is sampled
 
 
 def prepare(

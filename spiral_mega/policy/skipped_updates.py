@@ -29,8 +29,8 @@ class SkippedUpdates:
             if self.in_a_row[model] > self.limit:
                 raise GradientError(
                     f"the gradient was not finite in the last {self.in_a_row[model]} updates{_of(model)}, which were "
-                    f"skipped; policy.max_skipped allows {self.limit}: look for overflow (policy.param_dtype, rewards, "
-                    "optimizer.lr). The weights are those before; the run goes on from its last checkpoint"
+                    f"skipped; policy.max_skipped_updates allows {self.limit}: look for overflow (policy.param_dtype, "
+                    "rewards, optimizer.lr). The weights are those before; the run goes on from its last checkpoint"
                 )
 
 

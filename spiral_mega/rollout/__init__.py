@@ -41,7 +41,7 @@ def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> 
         empty_model(config, runtime),
         temperature=config.rollout.sampling.temperature,
         stop_ids=stop_ids,
-        max_batch=config.rollout.engine.max_batch,
+        max_num_seqs=config.rollout.engine.max_num_seqs,
         replica=replica,
     )
 

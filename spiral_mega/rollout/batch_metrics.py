@@ -70,16 +70,16 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def check_verifier(metrics: dict[str, float], rewards: RewardsConfig) -> None:
-    """Raise VerifierError when more of the step's verifications failed than `rewards.max_failed`."""
+    """Raise VerifierError when more of the step's verifications failed than `rewards.max_failure_rate`."""
     counts = {name.removeprefix("verify/"): n for name, n in metrics.items() if name.startswith("verify/") and n}
     total = sum(counts.values())
     failed = total - counts.pop("ok", 0.0)
-    if failed > rewards.max_failed * total:
+    if failed > rewards.max_failure_rate * total:
         ways = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items()))
         raise VerifierError(
-            f"{failed:.0f} of the step's {total:.0f} verifications failed ({ways}), more than rewards.max_failed "
-            f"({rewards.max_failed}): logs/rank*.log says why ('verification of a response'). Nothing was trained on "
-            "their zeros; the run goes on from its last checkpoint"
+            f"{failed:.0f} of the step's {total:.0f} verifications failed ({ways}), more than rewards.max_failure_rate "
+            f"({rewards.max_failure_rate}): logs/rank*.log says why ('verification of a response'). Nothing was trained "
+            "on their zeros; the run goes on from its last checkpoint"
         )
 
 

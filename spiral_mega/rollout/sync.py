@@ -45,7 +45,7 @@ class WeightSync:
         frozen: bool = False,
     ) -> None:
         self.policy, self.engine, self.runtime = policy, engine, runtime
-        self.max_gap = config.rollout.sync.max_gap
+        self.max_logprob_gap = config.rollout.sync.max_logprob_gap
         self.dtype = getattr(torch, config.policy.param_dtype)
         self.adapter, self.base_sent = config.rollout.sync.lora == "adapter", False
         self.sleeps = config.rollout.engine.sleep
@@ -63,11 +63,11 @@ class WeightSync:
             self._send()
             self.sent = True
         gap = max_over_ranks({"gap": self._gap()})["gap"]
-        if not gap <= self.max_gap:
+        if not gap <= self.max_logprob_gap:
             raise SyncError(
                 f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, more than "
-                f"rollout.sync.max_gap ({self.max_gap}): its weights are stale or partial, or it computes another "
-                "model. Nothing was trained on its samples"
+                f"rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are stale or partial, or it computes "
+                "another model. Nothing was trained on its samples"
             )
         return {"sampler/canary_gap": gap}
 

@@ -64,7 +64,7 @@ class TransformersEngine:
         *,
         temperature: float,
         stop_ids: Iterable[int],
-        max_batch: int,
+        max_num_seqs: int,
         replica: Replica | None = None,
     ) -> None:
         self.replica = replica or Replica()
@@ -72,7 +72,7 @@ class TransformersEngine:
         self.device = next(model.parameters()).device
         self.temperature = temperature
         self.stop_ids = frozenset(stop_ids)
-        self.max_batch = max_batch
+        self.max_num_seqs = max_num_seqs
         self._queue: list[_Row] = []
         self._batch: _Batch | None = None
         self._half_loaded = False
@@ -106,8 +106,8 @@ class TransformersEngine:
             if not self._queue:
                 return []
             self._queue.sort(key=lambda row: row.request.priority)  # stable: equals keep their order
-            self._batch = self._prefill(self._queue[: self.max_batch])
-            del self._queue[: self.max_batch]
+            self._batch = self._prefill(self._queue[: self.max_num_seqs])
+            del self._queue[: self.max_num_seqs]
         batch = self._batch
         tokens, samples = self._sample(batch)
         running = [slot for slot, row in enumerate(batch.rows) if row.finish is None]

@@ -90,7 +90,7 @@ class VllmEngine:
                 kv_cache_memory_bytes=rollout.engine.kv_cache_mb * 2**20,
                 block_size=32,
                 max_model_len=rollout.sampling.max_context_tokens,
-                max_num_seqs=rollout.engine.max_batch,
+                max_num_seqs=rollout.engine.max_num_seqs,
                 enable_prefix_caching=True,
                 scheduling_policy="priority",
                 seed=config.run.seed,

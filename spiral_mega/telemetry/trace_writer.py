@@ -44,7 +44,7 @@ EPISODE = pa.schema(
         "step": pa.int32(),
         "problem_id": pa.string(),
         "source": pa.string(),
-        "kind": pa.string(),
+        "verifier": pa.string(),
         "messages": pa.list_(pa.map_(pa.string(), pa.string())),
         "answer": pa.list_(pa.string()),
         "sets": pa.list_(pa.list_(pa.int32())),
@@ -90,7 +90,7 @@ def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) 
     `prompts` are those of the search and of each set, which a file of traces leaves out: without them they are empty.
     """
     messages = tuple(dict(message) for message in row["messages"])
-    problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["kind"], row["source"])
+    problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["verifier"], row["source"])
     episode = Episode(problem, row["step"], [], [tuple(members) for members in row["sets"]])
     answered = any(each["set_index"] is not None for each in row["traces"])
     episode.aggregation = [[] for _ in episode.sets] if answered else []
@@ -125,7 +125,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
         "step": episode.step,
         "problem_id": episode.problem.id,
         "source": episode.problem.source,
-        "kind": episode.problem.verifier,
+        "verifier": episode.problem.verifier,
         "messages": [list(message.items()) for message in episode.problem.messages],
         "answer": list(episode.problem.answer),
         "sets": [list(members) for members in episode.sets],

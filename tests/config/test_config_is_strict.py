@@ -161,11 +161,11 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 
 def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "other.yaml").write_text("rollout: {temperature: 0.5, max_batch: 7}\nrun: {seed: 3}\n")
+    (tmp_path / "other.yaml").write_text("rollout: {temperature: 0.5, max_num_seqs: 7}\nrun: {seed: 3}\n")
     child = tmp_path / "sub" / "child.yaml"
-    child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {max_batch: 9}\n")
+    child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {max_num_seqs: 9}\n")
     config = load_config(child, ["run.seed=4"])
-    assert (config.rollout.sampling.temperature, config.rollout.engine.max_batch, config.run.seed) == (0.5, 9, 4)
+    assert (config.rollout.sampling.temperature, config.rollout.engine.max_num_seqs, config.run.seed) == (0.5, 9, 4)
     assert config.rollout.sampling.max_context_tokens == 2000
 
 

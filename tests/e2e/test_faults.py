@@ -154,7 +154,7 @@ def test_updates_without_a_finite_gradient_are_skipped_counted_and_bounded(tmp_p
     run = TrainingRun(
         tmp_path / "run",
         "run.steps=1000",
-        "policy.max_skipped=8",
+        "policy.max_skipped_updates=8",
         kind("overflows"),
         ranks=1,
         FAULT_SWITCH=str(switch),
@@ -184,7 +184,9 @@ def test_a_dead_verifier_ends_the_run_before_it_trains_on_zeros(tmp_path: Path) 
     switch.touch()
     overrides = ("run.steps=2", kind("dies"), *SOME_TRACES)
     run = TrainingRun(tmp_path / "run", *overrides, ranks=1, FAULT_SWITCH=str(switch)).finish(status=1)
-    assert "12 of the step's 12 verifications failed (crash 12), more than rewards.max_failed (0.5)" in run.output()
+    assert (
+        "12 of the step's 12 verifications failed (crash 12), more than rewards.max_failure_rate (0.5)" in run.output()
+    )
     assert "verification of a response to" in (run.folder / "logs" / "rank0.log").read_text()
     assert not run.reached(1)
     switch.unlink()

@@ -105,8 +105,8 @@ def test_changed_training_data_is_refused_until_it_is_accepted_by_name(
     changes = ("run.steps=6", "data.train=[{path: configs/demo/train.jsonl, verifier: arithmetic, limit: 50}]")
     refused = TrainingRun(folder, *changes).finish(status=1)
     assert "the training problems are not those of the checkpoint" in refused.output()
-    [key] = set(re.findall(r"data\.accept=\S+", refused.output()))
-    TrainingRun(folder, *changes, "data.accept=sha256:0123456789abcdef").finish(status=1)
+    [key] = set(re.findall(r"data\.accept_fingerprint=\S+", refused.output()))
+    TrainingRun(folder, *changes, "data.accept_fingerprint=sha256:0123456789abcdef").finish(status=1)
     accepted = TrainingRun(folder, *changes, key).finish()
     assert accepted.status() == {"state": "finished", "step": 6}
     assert accepted.metrics()[:5] == undisturbed.metrics()

@@ -33,5 +33,5 @@ def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_told(n
     for rank in run_ranks(2, "tests.policy_megatron.engine_jobs:lab", arguments):
         assert len(rank["gaps"]) == 3
         assert max(rank["gaps"]) < 1e-4
-        assert "rollout.sync.max_gap" in rank["stale"]
+        assert "rollout.sync.max_logprob_gap" in rank["stale"]
         assert max(rank["errors"]) < 1e-4

@@ -34,8 +34,8 @@ def build(family: str, seed: int = 0) -> Any:
     return tiny_model(family, tied=False, seed=seed)
 
 
-def engine_of(model: Any, *, temperature: float = 1.0, stop: Sequence[int] = (END_ID,), max_batch: int = 64):
-    return TransformersEngine(copy.deepcopy(model), temperature=temperature, stop_ids=stop, max_batch=max_batch)
+def engine_of(model: Any, *, temperature: float = 1.0, stop: Sequence[int] = (END_ID,), max_num_seqs: int = 64):
+    return TransformersEngine(copy.deepcopy(model), temperature=temperature, stop_ids=stop, max_num_seqs=max_num_seqs)
 
 
 def request(key: Any, prompt: Sequence[int], *, samples: int = 1, seed: int = 0, tokens: int = 12) -> Request:

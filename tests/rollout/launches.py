@@ -65,7 +65,7 @@ def real_config() -> Config:
         run={"dir": str(folder / "run"), "seed": 6},
         model={"path": str(model)},
         data={"train": [{"path": str(data)}]},
-        rollout={"engine.max_batch": 5},
+        rollout={"engine.max_num_seqs": 5},
     )
 
 

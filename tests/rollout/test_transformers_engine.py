@@ -58,7 +58,7 @@ def test_logprobs_are_those_of_a_plain_forward_over_prompt_and_response(family, 
     requests = [
         request(i, prompt, samples=1 + i % 3, seed=1000 * i, tokens=20) for i, prompt in enumerate(ragged_prompts(9))
     ]
-    samples = generate(engine_of(model, temperature=temperature, stop=MANY_STOPS, max_batch=7), requests)
+    samples = generate(engine_of(model, temperature=temperature, stop=MANY_STOPS, max_num_seqs=7), requests)
     assert_teacher_forced(model, requests, samples, temperature)
     assert len({len(sample.token_ids) for sample in samples.values()}) > 3
     assert {sample.finish for sample in samples.values()} == {"stop", "length"}
@@ -81,11 +81,11 @@ def test_the_tolerance_above_tells_left_padding_that_leaks_or_a_wrong_position(m
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-windows"])
 def test_a_response_depends_on_its_prompt_and_seed_alone(family):
-    """Not on its neighbours, on max_batch, or on the order of requests."""
+    """Not on its neighbours, on max_num_seqs, or on the order of requests."""
     model = build(family)
     requests = [request(i, p, samples=3, seed=50 * i, tokens=5 + 3 * i) for i, p in enumerate(ragged_prompts(7))]
-    runs = [generate(engine_of(model, stop=MANY_STOPS, max_batch=size), requests) for size in (1, 2, 5, 64)]
-    runs.append(generate(engine_of(model, stop=MANY_STOPS, max_batch=4), requests[::-1]))
+    runs = [generate(engine_of(model, stop=MANY_STOPS, max_num_seqs=size), requests) for size in (1, 2, 5, 64)]
+    runs.append(generate(engine_of(model, stop=MANY_STOPS, max_num_seqs=4), requests[::-1]))
     alone: dict = {}
     for each in random.Random(0).sample(requests, len(requests)):
         alone |= generate(engine_of(model, stop=MANY_STOPS), [each])
@@ -110,7 +110,7 @@ def test_sample_i_of_seed_s_is_sample_0_of_seed_s_plus_i(model):
 def test_first_tokens_over_many_seeds_follow_the_exact_softmax(model, temperature):
     prompt, n = [9, 8, 7, 6], 6000
     requests = [request(i, prompt, samples=n // 4, seed=10**6 * i, tokens=1) for i in range(4)]
-    samples = generate(engine_of(model, temperature=temperature, max_batch=2000), requests)
+    samples = generate(engine_of(model, temperature=temperature, max_num_seqs=2000), requests)
     counts = torch.bincount(torch.tensor([s.token_ids[0] for s in samples.values()]), minlength=VOCAB)
     exact = next_token_probabilities(model, prompt, temperature)
     assert chi_square_p(counts, n * exact) > 1e-3
@@ -123,7 +123,7 @@ def test_later_tokens_follow_the_exact_joint_distribution_of_short_responses(mod
     prompt, n, few = [20, 30], 5000, 12
     first = next_token_probabilities(model, prompt)
     likely = first.topk(few).indices.tolist()
-    samples = generate(engine_of(model, max_batch=2500), [request("p", prompt, samples=n, seed=3, tokens=2)])
+    samples = generate(engine_of(model, max_num_seqs=2500), [request("p", prompt, samples=n, seed=3, tokens=2)])
     expected, counts = [], []
     for a in likely:
         if a == END_ID:
@@ -179,7 +179,7 @@ def forced_model(script):
 def test_a_response_ends_with_its_end_token_or_at_its_limit(stop, limit):
     """After a prompt of 3, the fifth token is the end token; at a limit of exactly 5 that still is "stop"."""
     model = forced_model(lambda position: stop if position == 7 else position)
-    engine = TransformersEngine(model, temperature=1.0, stop_ids=[stop], max_batch=4)
+    engine = TransformersEngine(model, temperature=1.0, stop_ids=[stop], max_num_seqs=4)
     sample = generate(engine, [request("r", [10, 11, 12], tokens=limit)])["r", 0]
     assert sample.token_ids == [3, 4, 5, 6, stop][:limit]
     assert sample.finish == ("stop" if limit >= 5 else "length")
@@ -187,14 +187,16 @@ def test_a_response_ends_with_its_end_token_or_at_its_limit(stop, limit):
 
 
 def test_an_end_token_right_away_is_a_response_of_one_token():
-    engine = TransformersEngine(forced_model(lambda position: END_ID), temperature=1.0, stop_ids=[END_ID], max_batch=4)
+    engine = TransformersEngine(
+        forced_model(lambda position: END_ID), temperature=1.0, stop_ids=[END_ID], max_num_seqs=4
+    )
     samples = generate(engine, [request("r", [10, 11], samples=3, tokens=4)])
     assert [(s.token_ids, s.finish) for s in samples.values()] == [([END_ID], "stop")] * 3
 
 
 def test_any_stop_token_ends_a_response_and_no_other_does():
     for stop in ([5], [6, 9], [4, 8], []):
-        engine = TransformersEngine(forced_model(lambda p: p), temperature=1.0, stop_ids=stop, max_batch=4)
+        engine = TransformersEngine(forced_model(lambda p: p), temperature=1.0, stop_ids=stop, max_num_seqs=4)
         sample = generate(engine, [request("r", [50, 51, 52], tokens=5)])["r", 0]
         end = min([token for token in stop if token <= 7], default=7)
         assert sample.token_ids == list(range(3, end + 1))
@@ -222,7 +224,7 @@ def test_a_row_that_has_ended_never_runs_past_the_positions_of_the_model():
 def test_requests_may_be_added_while_others_are_in_flight(model):
     requests = [request(i, p, samples=3, seed=9 * i, tokens=12) for i, p in enumerate(ragged_prompts(6))]
     expected = generate(engine_of(model, stop=MANY_STOPS), requests)
-    engine = engine_of(model, stop=MANY_STOPS, max_batch=4)
+    engine = engine_of(model, stop=MANY_STOPS, max_num_seqs=4)
     waiting, samples = list(requests), {}
     while waiting or engine.has_unfinished():
         if waiting:
@@ -247,7 +249,7 @@ def test_a_sample_is_handed_out_as_soon_as_it_ends_and_a_step_is_one_token(model
 def test_an_aborted_request_gives_nothing_more_and_the_others_what_they_would_have(model):
     asked = [request(i, [2, 10 + i, 3], samples=2, seed=10 * i) for i in range(4)]
     whole = generate(engine_of(model), asked)
-    engine = engine_of(model, max_batch=6)  # the last one waits
+    engine = engine_of(model, max_num_seqs=6)  # the last one waits
     for each in asked:
         engine.add(each)
     engine.step()
@@ -264,7 +266,7 @@ def test_an_aborted_request_gives_nothing_more_and_the_others_what_they_would_ha
 
 
 def test_requests_of_lower_priority_go_first_and_equals_in_order(model):
-    engine = engine_of(model, max_batch=1)
+    engine = engine_of(model, max_num_seqs=1)
     for name, priority in (("a", 0), ("b", -5), ("c", 0), ("d", -5)):
         engine.add(replace(request(name, [2, 10, 3], tokens=1), priority=priority))
     assert [sample.key[0] for _ in range(8) for sample in engine.step()] == ["b", "d", "a", "c"]
@@ -390,4 +392,4 @@ def test_a_model_whose_cache_holds_a_recurrent_state_is_refused():
     shape |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
     config = Qwen3NextConfig(**shape, layer_types=["linear_attention", "full_attention"])
     with pytest.raises(ValueError, match=r"Qwen3NextForCausalLM .* LinearAttentionLayer"):
-        TransformersEngine(Qwen3NextForCausalLM(config), temperature=1.0, stop_ids=[END_ID], max_batch=4)
+        TransformersEngine(Qwen3NextForCausalLM(config), temperature=1.0, stop_ids=[END_ID], max_num_seqs=4)

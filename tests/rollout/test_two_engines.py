@@ -52,7 +52,7 @@ def test_each_model_has_its_own_canary(found: dict[str, Any]) -> None:
         assert max(gaps.values()) < 1e-4
     assert found["stale"]
     for told in found["stale"].values():
-        assert "rollout.sync.max_gap" in told
+        assert "rollout.sync.max_logprob_gap" in told
 
 
 def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(cases: dict[str, Any]) -> None:

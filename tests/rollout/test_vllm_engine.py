@@ -52,7 +52,7 @@ def test_after_every_update_the_engine_samples_from_the_moved_weights(ranks):
 def test_stale_and_partial_weights_stop_the_run_on_every_rank(ranks):
     for rank in ranks:
         for kind in ("stale", "partial"):
-            assert "rollout.sync.max_gap" in rank["stale"][kind], kind
+            assert "rollout.sync.max_logprob_gap" in rank["stale"][kind], kind
 
 
 def test_a_sample_depends_on_its_seed_and_prompt_alone(ranks):

@@ -18,7 +18,7 @@ def parts(request, runtime, tmp_path):
     """A policy, an engine without its weights, and the sync between them, by compute type."""
     folder = tmp_path / "model"
     save_tiny_model(folder, "qwen3", tied=False)
-    config = make_config(folder, policy={"param_dtype": request.param}, rollout={"sync.max_gap": 0.1})
+    config = make_config(folder, policy={"param_dtype": request.param}, rollout={"sync.max_logprob_gap": 0.1})
     policy = FsdpPolicy(config, runtime)
     engine = build_engine(config, frozenset([END_ID]), runtime)
     return policy, engine, WeightSync(policy, engine, PROMPT, config, runtime), folder

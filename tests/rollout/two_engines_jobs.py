@@ -31,7 +31,9 @@ def lab(runtime: Runtime, argument: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def one(runtime: Runtime, folder: Path, **sections: dict[str, Any]) -> tuple[dict[str, Any], Sampler]:
-    rollout = {"sampling.temperature": 0.8, "sync.max_gap": 1e-3, "engine.max_batch": 16} | sections.pop("rollout", {})
+    rollout = {"sampling.temperature": 0.8, "sync.max_logprob_gap": 1e-3, "engine.max_num_seqs": 16} | sections.pop(
+        "rollout", {}
+    )
     config = make_config(folder, rollout=rollout, optimizer={"lr": 2e-2}, **sections)
     policies, frozen = build_policies(config, runtime)
     both: dict[str, Any] = {**policies, **frozen}
