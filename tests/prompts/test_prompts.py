@@ -12,7 +12,7 @@ from spiral_mega.data.problems import load_source
 from spiral_mega.prompts.prompter import INSTRUCTIONS, OMITTED, Prompter
 from spiral_mega.traces import Problem, Trace
 
-SAMPLES = Path(__file__).parent / "data" / "samples"
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
@@ -44,9 +44,9 @@ def word_tokenizer(words: str, **keys) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def problem(text: str, *before: tuple[str, str], kind: str = "math") -> Problem:
+def problem(text: str, *before: tuple[str, str], verifier: str = "math") -> Problem:
     turns = [*before, ("user", text)]
-    return Problem("p", tuple({"role": role, "content": content} for role, content in turns), ("1",), kind)
+    return Problem("p", tuple({"role": role, "content": content} for role, content in turns), ("1",), verifier)
 
 
 def trace(text: str, finish="stop", index: int = 0) -> Trace:
@@ -95,7 +95,7 @@ def test_every_usual_wording_of_the_boxed_instruction_is_recognised(tokenizer, f
     assert BOXED not in search(tokenizer, problem(f"Write {form}. What is 1+1?"))
 
 
-def test_the_instruction_follows_the_kind_unless_configured(tokenizer):
+def test_the_instruction_follows_the_verifier_unless_configured(tokenizer):
     assert BOXED not in search(tokenizer, problem("q", verifier="exact"))
     assert "q\n\nOne word.<|im_end|>" in search(tokenizer, problem("q", verifier="exact"), instruction="One word.")
     assert "user\nq<|im_end|>" in search(tokenizer, problem("q"), instruction="")

@@ -18,10 +18,10 @@ MODULUS = 3
 FILTER_SAMPLES, FILTER_LOW, FILTER_HIGH = 4, 0.0, 1.0
 WORD_SUM = "tests.rollout.reward_kinds:word_sum"
 PROBLEMS = [
-    problem(f"real/{i}", f"w{3 * i} w{3 * i + 1} w{i % 4}", answer=f"{i % MODULUS}/{MODULUS}", kind=kind)
-    for i, kind in enumerate([WORD_SUM, "exact"] * 4)
+    problem(f"real/{i}", f"w{3 * i} w{3 * i + 1} w{i % 4}", answer=f"{i % MODULUS}/{MODULUS}", verifier=verifier)
+    for i, verifier in enumerate([WORD_SUM, "exact"] * 4)
 ]
-FILTERED = [replace(each, kind=WORD_SUM) for each in PROBLEMS]
+FILTERED = [replace(each, verifier=WORD_SUM) for each in PROBLEMS]
 
 STEPS = 3
 CASES = {

@@ -32,8 +32,8 @@ def word(number: int) -> int:
     return FIRST_WORD_ID + number
 
 
-def problem(name: str, content: str = "w70 w71", *, answer: str = "w1 w2", kind: str = "exact") -> Problem:
-    return Problem(name, ({"role": "user", "content": content},), (answer,), kind)
+def problem(name: str, content: str = "w70 w71", *, answer: str = "w1 w2", verifier: str = "exact") -> Problem:
+    return Problem(name, ({"role": "user", "content": content},), (answer,), verifier)
 
 
 def task(of: Problem, *parts: int | str, step: int = 0) -> Task:

@@ -14,7 +14,7 @@ from tests.rollout.scripted import ScriptedEngine, pipeline_of, problem, setting
 
 CONFIG = settings(algorithm={"target_length": 5})
 STEPS = range(2)
-KIND = "tests.rollout.reward_kinds:word_sum"
+VERIFIER = "tests.rollout.reward_kinds:word_sum"
 
 
 def rank_of(runtime: Runtime, rank: int, world: int) -> Runtime:
@@ -37,7 +37,7 @@ def batches(runtime, verifier) -> list[Batch]:
     objective = make_objective(CONFIG.algorithm)
     made = []
     for step in STEPS:
-        tasks = [task(problem(f"p{i}", kind=KIND, answer=f"{i % 3}/3"), step=step) for i in range(6)]
+        tasks = [task(problem(f"p{i}", verifier=VERIFIER, answer=f"{i % 3}/3"), step=step) for i in range(6)]
         sampled = pipeline_of(ScriptedEngine(shuffled(step)), verifier, CONFIG).run(tasks, aggregates=True)
         for _, episode in sampled:
             objective.assign(episode)

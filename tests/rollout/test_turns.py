@@ -26,18 +26,18 @@ class RecordingVerifier:
     def __init__(self, verifier):
         self.verifier, self.asked = verifier, []
 
-    def submit(self, response, answer, kind):
+    def submit(self, response, answer, verifier):
         self.asked.append(response)
-        return self.verifier.submit(response, answer, kind)
+        return self.verifier.submit(response, answer, verifier)
 
 
-def run(verifier, environment, pick=first_come, **rollout):
+def run(verifier, environment, pick=first_come, **sampling):
     sizes = {
         "sampling.max_response_tokens": 40,
         "sampling.max_context_tokens": 400,
         "sampling.environment": HERE + environment,
     }
-    config = settings(rollout=sizes | rollout, policy={"microbatch_tokens": 400})
+    config = settings(rollout=sizes | {f"sampling.{name}": each for name, each in sampling.items()}, policy={"microbatch_tokens": 400})
     engine = ScriptedEngine(pick)
     return engine, [episode for _, episode in pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)]
 
@@ -163,7 +163,7 @@ def test_a_silent_environment_changes_nothing(verifier):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ("fails", r"rollout\.environment .*fails failed on problem a \(RuntimeError: out of order\)"),
+        ("fails", r"rollout\.sampling\.environment .*fails failed on problem a \(RuntimeError: out of order\)"),
         ("replies_text", r"replied 'w60' on problem a: return a list of messages"),
     ],
 )
@@ -178,8 +178,8 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
     logprobs = [-0.1, -0.2, math.nan, math.nan, -0.5, -0.6]
     whole = pack([TrainingSequence((0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),))])
     assert whole.input_ids.tolist() == [[*prompt, *response]]
-    assert whole.rows.tolist() == [1, 2, 5, 6]
-    assert whole.targets.tolist() == [10, 11, 14, 15]
+    assert whole.logit_indices.tolist() == [1, 2, 5, 6]
+    assert whole.labels.tolist() == [10, 11, 14, 15]
     assert whole.sampler_logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.5, -0.6])
     assert whole.advantages.tolist() == [2.0] * 4
     assert whole.weights.tolist() == [3.0] * 4
@@ -191,6 +191,6 @@ def test_another_trace_may_have_written_what_one_was_told():
     wrote = TrainingSequence((0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
     batch = pack([told, wrote])
     assert batch.input_ids.tolist() == [[5, 10, 11, 12]]
-    assert batch.targets[batch.reads].tolist() == [10, 12, 10, 11, 12]
+    assert batch.labels[batch.gather_indices].tolist() == [10, 12, 10, 11, 12]
     assert batch.advantages.tolist() == [1.0, 1.0, -1.0, -1.0, -1.0]
     assert batch.sequence_ids.tolist() == [0, 0, 1, 1, 1]

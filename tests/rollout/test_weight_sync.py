@@ -39,7 +39,7 @@ def test_weights_after_a_sync_are_the_float32_ones_to_the_bit(parts):
 def test_an_engine_without_the_weights_is_told(parts):
     _, engine, sync, _ = parts
     engine.load_weights = lambda weights: list(weights)
-    with pytest.raises(SyncError, match=r"rollout\.max_sync_gap"):
+    with pytest.raises(SyncError, match=r"rollout\.sync\.max_logprob_gap"):
         sync()
 
 

@@ -18,7 +18,7 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policy
-from spiral_mega.policy.fsdp import policy as fsdp_policy
+from spiral_mega.policy.fsdp import fsdp_policy
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
 from spiral_mega.rollout.sync import SyncError, WeightSync
