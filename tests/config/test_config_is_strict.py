@@ -33,7 +33,8 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("rollout.temprature=1", ["rollout.temprature", "did you mean 'temperature'"]),
+        ("rollout.temprature=1", ["rollout.temprature", "did you mean 'sampling.temperature'"]),
+        ("rollout.sampling.temprature=1", ["rollout.sampling.temprature", "did you mean 'temperature'"]),
         ("nonsense.key=1", ["nonsense", "known keys"]),
         ("rollout.sampling.temperature=0", ["rollout.sampling.temperature", "greater than 0", "0"]),
         ("rollout.sampling.temperature=-1.5", ["rollout.sampling.temperature", "greater than 0", "-1.5"]),
@@ -126,7 +127,7 @@ def base(tmp_path: Path) -> Path:
         ),
         ("batch.oversample=0.5", ["batch.oversample", "greater than or equal to 1"]),
         ("algorithm.max_sequence_ratio=1.0", ["max_sequence_ratio", "greater than 1"]),
-        ("data.train=[{path: a.jsonl, kind: maths}]", ["a.jsonl", "maths", "math, exact, arithmetic"]),
+        ("data.train=[{path: a.jsonl, verifier: maths}]", ["a.jsonl", "maths", "math, exact, arithmetic"]),
         ("rollout.sampling.temperature", ["rollout.sampling.temperature", "key=value"]),
     ],
 )
@@ -161,9 +162,10 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 
 def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    (tmp_path / "other.yaml").write_text("rollout: {temperature: 0.5, max_num_seqs: 7}\nrun: {seed: 3}\n")
+    other = {"rollout": {"sampling": {"temperature": 0.5}, "engine": {"max_num_seqs": 7}}, "run": {"seed": 3}}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
     child = tmp_path / "sub" / "child.yaml"
-    child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {max_num_seqs: 9}\n")
+    child.write_text("include: [../base.yaml, ../other.yaml]\nrollout: {engine: {max_num_seqs: 9}}\n")
     config = load_config(child, ["run.seed=4"])
     assert (config.rollout.sampling.temperature, config.rollout.engine.max_num_seqs, config.run.seed) == (0.5, 9, 4)
     assert config.rollout.sampling.max_context_tokens == 2000
@@ -193,8 +195,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, base: Path, text: s
 
 
 def test_an_element_of_a_list_can_be_overridden(base: Path) -> None:
-    config = load_config(base, ["data.train.0.limit=5", "data.train[0].kind=exact"])
-    assert (config.data.train[0].limit, config.data.train[0].kind) == (5, "exact")
+    config = load_config(base, ["data.train.0.limit=5", "data.train[0].verifier=exact"])
+    assert (config.data.train[0].limit, config.data.train[0].verifier) == (5, "exact")
     assert config.data.train[0].path == "train.jsonl"
 
 

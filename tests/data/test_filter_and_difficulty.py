@@ -91,7 +91,7 @@ def test_a_damaged_row_of_ours_is_named(tmp_path, problems):
     write_problems(problems[:2], tmp_path / "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     row = json.loads(lines[1])
-    for key, value, complaint in [("answer", "1", "not a list of texts"), ("kind", None, "kind is null")]:
+    for key, value, complaint in [("answer", "1", "not a list of texts"), ("verifier", None, "verifier is null")]:
         (tmp_path / "a.jsonl").write_text(lines[0] + "\n" + json.dumps({**row, key: value}) + "\n")
         with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {complaint}|a\.jsonl, line 2: .*{complaint}"):
             load_source(DataSource(path=str(tmp_path / "a.jsonl")))

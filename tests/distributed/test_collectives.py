@@ -1,4 +1,4 @@
-"""Calls beside the caller: in order, their failures told, and seen for what they are when a run hangs."""
+"""Collectives on a background thread: in order, failures raised by `wait`, recognized when a run hangs."""
 
 import sys
 import threading
@@ -9,44 +9,44 @@ from threading import Event
 import pytest
 
 from spiral_mega.distributed.background import BackgroundCollectives
-from spiral_mega.process.watchdog import _where
+from spiral_mega.process.watchdog import _position
 
 
-def test_calls_are_made_in_order_while_the_caller_goes_on():
+def test_calls_run_in_order_while_the_caller_continues():
     go, seen = Event(), []
-    with BackgroundCollectives() as beside:
-        assert beside.submit(go.wait, 10) == 1
-        assert [beside.submit(seen.append, i) for i in range(3)] == [2, 3, 4]
+    with BackgroundCollectives() as background:
+        assert background.submit(go.wait, 10) == 1
+        assert [background.submit(seen.append, i) for i in range(3)] == [2, 3, 4]
         assert seen == []
         go.set()
-        assert beside.wait() is True
+        assert background.wait() is True
     assert seen == [0, 1, 2]
 
 
-def test_after_a_failure_nothing_more_is_called_and_each_wait_tells_of_it():
-    seen, told = [], []
-    with BackgroundCollectives() as beside:
-        beside.submit(divmod, 1, 0)
-        beside.submit(seen.append, 1)
+def test_after_a_failure_nothing_more_is_called_and_each_wait_raises_it():
+    seen, raised = [], []
+    with BackgroundCollectives() as background:
+        background.submit(divmod, 1, 0)
+        background.submit(seen.append, 1)
         for _ in range(2):
             with pytest.raises(ZeroDivisionError) as error:
-                beside.wait()
-            told.append(error.value)
+                background.wait()
+            raised.append(error.value)
     assert seen == []
-    assert told[0] is told[1]
+    assert raised[0] is raised[1]
 
 
 def test_a_failure_that_nobody_waited_for_is_raised_at_the_end():
-    with pytest.raises(ZeroDivisionError), BackgroundCollectives() as beside:
-        beside.submit(divmod, 1, 0)
+    with pytest.raises(ZeroDivisionError), BackgroundCollectives() as background:
+        background.submit(divmod, 1, 0)
 
 
-def test_an_error_outside_is_not_held_up_by_a_call_without_an_end():
+def test_an_error_in_the_caller_does_not_wait_for_a_call_that_never_ends():
     go = Event()
 
     def fails():
-        with BackgroundCollectives() as beside:
-            beside.submit(go.wait)
+        with BackgroundCollectives() as background:
+            background.submit(go.wait)
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -54,22 +54,22 @@ def test_an_error_outside_is_not_held_up_by_a_call_without_an_end():
     go.set()
 
 
-@pytest.mark.parametrize(("waiting", "for_others"), [("beside", True), ("verdict", False)])
-def test_a_rank_that_waits_for_an_exchange_is_told_from_one_that_waits_for_itself(waiting, for_others):
+@pytest.mark.parametrize(("waiting", "for_others"), [("background", True), ("verdict", False)])
+def test_a_rank_that_waits_for_others_is_distinguished_from_one_that_waits_for_itself(waiting, for_others):
     go, verdict = Event(), Future()
 
     def samples():
-        with BackgroundCollectives() as beside:
-            beside.submit(go.wait)
-            (beside.wait if waiting == "beside" else verdict.result)()
+        with BackgroundCollectives() as background:
+            background.submit(go.wait)
+            (background.wait if waiting == "background" else verdict.result)()
 
     thread = threading.Thread(target=samples, daemon=True)
     thread.start()
     time.sleep(0.2)
-    place, waits = _where(sys._current_frames()[thread.ident])
+    position, waits = _position(sys._current_frames()[thread.ident])
     go.set()
     verdict.set_result(None)
     thread.join()
     assert waits == for_others
-    assert ("(wait)" if for_others else "(samples)") in place
-    assert "threading.py" not in place
+    assert ("(wait)" if for_others else "(samples)") in position
+    assert "threading.py" not in position

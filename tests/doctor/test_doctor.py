@@ -112,7 +112,7 @@ def test_a_template_that_closes_turns_with_no_end_token_is_warned_of(place: Path
 
 
 def test_a_verifier_that_fails_is_an_error(place: Path) -> None:
-    source = {"path": str(place / "problems.jsonl"), "kind": "tests.doctor.bad_verifier:score"}
+    source = {"path": str(place / "problems.jsonl"), "verifier": "tests.doctor.bad_verifier:score"}
     found = errors(diagnose(config_of(place, data={"train": [source]})))
     assert "ZeroDivisionError" in found["verifier"]
 

@@ -80,7 +80,7 @@ def test_a_container_is_handed_to_pyxis(tmp_path: Path) -> None:
 
 def test_mistakes_are_told_before_anything_is_submitted(tmp_path: Path) -> None:
     for options, said in (
-        (["--nodes=1", "rollout.temprature=1"], "did you mean 'temperature'?"),
+        (["--nodes=1", "rollout.temprature=1"], "did you mean 'sampling.temperature'?"),
         (["--nodes=1", "--gpus-per-node=0"], "--ranks-per-node"),
         (["--nodes=1", "--sbatch=qos"], "is no option of sbatch"),
     ):
