@@ -20,7 +20,7 @@ from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.telemetry import setup_logging
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def filter_by_difficulty(
         raise ConfigError(f"--output {output} is a training file itself: choose another name")
     config = config.model_copy(update={"two_models": None})  # of two models, the one that searches
     setup_logging(runtime.rank, Path(config.run.dir))
-    check_context(config)
+    check_models(config)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, tokenizer)
     problems = load_problems(config.data.train, prompter.search_prompt, config.data.max_prompt_tokens)

@@ -41,7 +41,7 @@ from spiral_mega.telemetry.run_folder import archive_previous, locked_folder, re
 from spiral_mega.telemetry.trace_writer import remove_traces
 from spiral_mega.traces import Problem
 from spiral_mega.validation.load import dump_config
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm, config.frozen)
-        check_context(config)
+        check_models(config)
         check_policy(config, runtime.world_size)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)

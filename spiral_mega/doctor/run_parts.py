@@ -21,7 +21,7 @@ from spiral_mega.models.weights import meta_model
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.traces import Problem
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 
 MASTER_AND_MOMENTS = 12  # bytes a trained weight in a checkpoint: float32 weight and Adam's two moments
 STARTING_SECONDS = 60.0
@@ -50,7 +50,7 @@ def _room_of(config: Config, *, trained: bool) -> int:
 
 def model_files(config: Config) -> Iterator[Finding]:
     """Whether the files of each model are whole and hold the tensors that its config calls for."""
-    check_context(config)
+    check_models(config)
     for path in dict.fromkeys(each.model.path for each in model_configs(config).values()):
         yield from _files_of(path)
 

@@ -31,7 +31,7 @@ from spiral_mega.telemetry import atomic_path, setup_logging, write_json_atomic
 from spiral_mega.telemetry.run_folder import locked_folder
 from spiral_mega.traces import AGGREGATION, Problem
 from spiral_mega.validation.load import dump_config, load_config
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
         setup_logging(runtime.rank, folder)
         stop = StopRequest()
         stack.callback(stop.restore)
-        check_context(config)
+        check_models(config)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
         problems = load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)

@@ -29,7 +29,7 @@ from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.simulation.workload import Lengths, SimProblem
 from spiral_mega.validation.load import load_config
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 
@@ -248,6 +248,6 @@ def test_a_run_refuses_a_model_other_than_the_one_planned_with(tmp_path: Path) -
     folder = save_tiny_model(tmp_path / "model")
     own = json.loads((folder / "config.json").read_text())
     planned = {key: own[key] for key in ("model_type", "hidden_size", "num_hidden_layers")}
-    check_context(make_config(folder, model={"dimensions": planned}))
+    check_models(make_config(folder, model={"dimensions": planned}))
     with pytest.raises(UserError, match=r"hidden_size is 2560 in model\.dimensions and 64 in the model"):
-        check_context(make_config(folder, model={"dimensions": planned | {"hidden_size": 2560}}))
+        check_models(make_config(folder, model={"dimensions": planned | {"hidden_size": 2560}}))

@@ -11,7 +11,7 @@ import yaml
 from spiral_mega.config import Config
 from spiral_mega.errors import ConfigError
 from spiral_mega.validation.load import dump_config, load_config
-from spiral_mega.validation.models import check_context
+from spiral_mega.validation.models import check_models
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 
@@ -181,7 +181,7 @@ def test_later_files_and_overrides_win_over_included_ones(base: Path, tmp_path: 
         ("run: {dir: [", ["not valid YAML"]),
         ("", ["run: missing"]),
         ("5", ["child.yaml"]),
-        ("include: base.yaml\nrun: [1]", ["does not fit what it includes"]),
+        ("include: base.yaml\nrun: [1]", ["does not fit the files that it includes"]),
         ("run: {steps: 1}\nrun: {steps: 2}", ["duplicate"]),
     ],
 )
@@ -267,6 +267,6 @@ def test_two_models_of_different_tokens_are_refused(tmp_path: Path) -> None:
     vocabulary = words["model"]["vocab"]
     vocabulary["w1"], vocabulary["w2"] = vocabulary["w2"], vocabulary["w1"]
     (other / "tokenizer.json").write_text(json.dumps(words))
-    check_context(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(phi)}}))
+    check_models(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(phi)}}))
     with pytest.raises(ConfigError, match=r"two_models\.aggregation_model\.path .*other has other tokens"):
-        check_context(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(other)}}))
+        check_models(make_config(theta, two_models={"form": "models", "aggregation_model": {"path": str(other)}}))
