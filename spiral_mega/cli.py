@@ -197,9 +197,9 @@ def plan(
     with _plain_errors():
         loaded = load_config(config, overrides or [])
         with imports_without_gc():
-            from spiral_mega.capacity.forecast import plan as run_plan
+            from spiral_mega.capacity.forecast import forecast
 
-        fits = run_plan(
+        fits = forecast(
             loaded,
             typer.echo,
             nodes=nodes,

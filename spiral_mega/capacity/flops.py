@@ -1,4 +1,4 @@
-"""FLOPs of training on token trees: products of matrices, two for each multiplication and addition."""
+"""FLOPs of training on token trees. One multiplication and one addition are two FLOPs."""
 
 from __future__ import annotations
 
@@ -9,43 +9,47 @@ from spiral_mega.models.dimensions import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of a problem's tree: distinct tokens, those that the head sees, and pairs of tokens that attend."""
+    """Size of a token tree: distinct tokens, tokens that reach the head, and (query, key) pairs that attend."""
 
     tokens: float
-    learnt: float
+    head_tokens: float
     pairs: float
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.learnt + other.learnt, self.pairs + other.pairs)
+        return Work(self.tokens + other.tokens, self.head_tokens + other.head_tokens, self.pairs + other.pairs)
 
 
 def linear(sizes: Sizes, tokens: float) -> float:
-    """The layers' linear maps, forward."""
+    """Count the forward pass of the layers' linear maps."""
     return 2.0 * sizes.linear * tokens
 
 
 def attention(sizes: Sizes, pairs: float) -> float:
-    """Scores and weighted sums, forward."""
+    """Count the forward pass of attention: scores and weighted sums."""
     return 4.0 * sizes.layers * sizes.heads * sizes.head_dim * pairs
 
 
-def head(sizes: Sizes, learnt: float) -> float:
-    """The head's logits, once."""
-    return 2.0 * sizes.vocabulary * sizes.hidden * learnt
+def head(sizes: Sizes, tokens: float) -> float:
+    """Count the head's logits, computed once."""
+    return 2.0 * sizes.vocabulary * sizes.hidden * tokens
 
 
 def forward(sizes: Sizes, work: Work) -> float:
-    """Of the whole model."""
-    return linear(sizes, work.tokens) + attention(sizes, work.pairs) + head(sizes, work.learnt)
+    """Count the forward pass of the whole model."""
+    return linear(sizes, work.tokens) + attention(sizes, work.pairs) + head(sizes, work.head_tokens)
 
 
 def training(sizes: Sizes, work: Work, *, frozen: bool, checkpointing: bool) -> float:
-    """Forward and backward. With a frozen base no gradients of its weights are computed; checkpointing runs the layers
-    forward once more; the head computes its logits twice; attention's backward pass computes scores again."""
+    """Count the forward and backward pass.
+
+    With a frozen base (`frozen`) no weight gradients of the base are computed. Activation checkpointing runs the
+    layers' forward pass once more. The head computes its logits twice, and the backward pass of attention computes
+    the scores again.
+    """
     backward = 1 if frozen else 2
-    again = 1 if checkpointing else 0
+    recompute = 1 if checkpointing else 0
     return (
-        (1 + backward + again) * linear(sizes, work.tokens)
-        + (1 + 2.5 + again) * attention(sizes, work.pairs)
-        + (2 + backward) * head(sizes, work.learnt)
+        (1 + backward + recompute) * linear(sizes, work.tokens)
+        + (1 + 2.5 + recompute) * attention(sizes, work.pairs)
+        + (2 + backward) * head(sizes, work.head_tokens)
     )

@@ -1,31 +1,29 @@
-"""Memory of the FSDP2 policy, sharded over all ranks. Bytes throughout."""
+"""Analytic memory of the FSDP2 policy, sharded over all ranks. Bytes throughout."""
 
 from __future__ import annotations
 
-from spiral_mega.capacity.training_shape import FLOAT, HEAD_STRIP, SHARE_LEARNT, Training
+from spiral_mega.capacity.policy_memory import FLOAT, HEAD_STRIP, RESPONSE_SHARE, PolicyMemory
 from spiral_mega.config import Config
 from spiral_mega.models.dimensions import Sizes, itemsize
 
 
-def training(config: Config, sizes: Sizes, world: int) -> Training:
-    """What policy/fsdp takes of a rank."""
-    activations, gathered, gradients = _forward_backward(config, sizes, world)
-    return Training(
-        held=_weights(config, sizes, world),
-        moments={"optimizer": 2 * FLOAT * sizes.trained / world},
-        update={**gathered, **activations, **gradients},
-        step={
-            "optimizer's scratch": FLOAT * sizes.trained / world,
-            "gradients": FLOAT * sizes.trained / world,
-        },
+def policy_memory(config: Config, sizes: Sizes, world: int) -> PolicyMemory:
+    """Forecast what policy/fsdp takes of one rank."""
+    shard = FLOAT * sizes.trained / world
+    return PolicyMemory(
+        resident=_weights(config, sizes, world),
+        moments={"optimizer": 2 * shard},
+        update=_forward_backward(config, sizes, world),
+        step={"optimizer's scratch": shard, "gradients": shard},
     )
 
 
 def activation_bytes(sizes: Sizes, item: int, *, frozen: bool) -> float:
-    """What a decoder layer keeps of one token for its backward pass, without recomputation.
+    """Forecast what one decoder layer keeps of one token for its backward pass, without recomputation.
 
-    As transformers computes it: norms keep their input in float32, their result and, to train their weight, what it
-    multiplies; rotary embedding keeps its result, the gated MLP four tensors of its inner width.
+    Follows transformers' code: a norm keeps its input in float32, its result and, to train its weight, the tensor that
+    it multiplies; rotary embedding keeps its result; the gated MLP keeps four tensors of its inner width. `item` is the
+    bytes of one number in the compute dtype.
     """
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     normed = FLOAT if frozen else FLOAT + item
@@ -43,29 +41,32 @@ def _weights(config: Config, sizes: Sizes, world: int) -> dict[str, float]:
     return weights
 
 
-def _forward_backward(
-    config: Config, sizes: Sizes, world: int
-) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Activations, gathered weights and gradients at the peak: in the last layer's backward pass, or the head's before
-    it. Earlier micro-batches have left their gradients."""
-    policy, item = config.policy, itemsize(config.policy.param_dtype)
-    tokens = policy.microbatch_tokens
-    learnt = SHARE_LEARNT * tokens
+def _forward_backward(config: Config, sizes: Sizes, world: int) -> dict[str, float]:
+    """Forecast the peak of a micro-batch: in the last layer's backward pass, or in the head's before it.
+
+    Earlier micro-batches have left their gradients.
+    """
+    item = itemsize(config.policy.param_dtype)
     frozen = config.model.lora is not None
-    whole = activation_bytes(sizes, item, frozen=frozen)
-    kept = item * sizes.hidden * sizes.layers if policy.activation_checkpointing else whole * sizes.layers
-    again = whole if policy.activation_checkpointing else 0
-    # Gradients of an MLP's three inner tensors, and of the residual stream.
-    layer_pass = tokens * (again + item * (3 * sizes.intermediate + 2 * sizes.hidden))
-    head_pass = learnt * sizes.hidden * (item + FLOAT) + 2 * HEAD_STRIP
-    # FSDP keeps the root's weights from forward to backward, and gathers a layer ahead; each gather has a flat buffer.
+    # FSDP keeps the root's weights until backward and gathers one layer ahead; each gather has a flat buffer.
     layer = sizes.layer + (sizes.trained_layer if frozen else 0)
     root = sizes.root + (sizes.trained_root if frozen else 0)
-    gathered = item * (root + 3 * layer)
     head_gradient = item * (sizes.trained_root if frozen else sizes.vocabulary * sizes.hidden)
-    unreduced = (item + FLOAT) * sizes.trained_layer + head_gradient
-    return (
-        {"activations": tokens * kept, "backward scratch": max(layer_pass, head_pass)},
-        {"gathered weights": gathered},
-        {"gradients": FLOAT * sizes.trained / world, "gradients not yet reduced": unreduced},
-    )
+    return {
+        "gathered weights": item * (root + 3 * layer),
+        **_activations(config, sizes, item, frozen=frozen),
+        "gradients": FLOAT * sizes.trained / world,
+        "gradients not yet reduced": (item + FLOAT) * sizes.trained_layer + head_gradient,
+    }
+
+
+def _activations(config: Config, sizes: Sizes, item: int, *, frozen: bool) -> dict[str, float]:
+    tokens = config.policy.microbatch_tokens
+    checkpointing = config.policy.activation_checkpointing
+    layer = activation_bytes(sizes, item, frozen=frozen)
+    kept = item * sizes.hidden * sizes.layers if checkpointing else layer * sizes.layers
+    recomputed = layer if checkpointing else 0
+    # Gradients of the MLP's three inner tensors, and of the residual stream.
+    layer_pass = tokens * (recomputed + item * (3 * sizes.intermediate + 2 * sizes.hidden))
+    head_pass = RESPONSE_SHARE * tokens * sizes.hidden * (item + FLOAT) + 2 * HEAD_STRIP
+    return {"activations": tokens * kept, "backward scratch": max(layer_pass, head_pass)}

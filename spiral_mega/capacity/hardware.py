@@ -1,4 +1,4 @@
-"""GPUs by name, from their makers' data sheets, and the shares of peaks that are counted on."""
+"""GPUs by name, from the makers' data sheets, and the shares of their peaks that forecasts count on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One GPU and its links. Bytes, bytes/s, dense bfloat16 FLOP/s; links are one direction, for one GPU."""
+    """One GPU and its links: bytes, bytes/s, dense bfloat16 FLOP/s. Links are per GPU and per direction."""
 
     name: str
     memory: float
@@ -23,7 +23,7 @@ class Machine:
 
     @property
     def gpu(self) -> Gpu:
-        """As the rollout simulator takes it."""
+        """Return the GPU as the rollout simulator takes it."""
         return Gpu(memory=self.memory, bandwidth=self.bandwidth, flops=self.flops)
 
 
@@ -40,9 +40,9 @@ MACHINES = {
 TRAINING_SHARE = 0.40  # of FLOP/s, over a whole micro-batch
 LINK_SHARE = 0.7
 MEMORY_SHARE = 0.8
-# What a process holds beside torch's tensors: CUDA context, NCCL's buffers, cuBLAS workspaces.
+# Held by a process outside torch's tensors: CUDA context, NCCL buffers, cuBLAS workspaces.
 CONTEXT_BYTES = 2.0 * GIB
-# What torch's allocator holds and cannot use, as a share of the trainer's tensors.
+# Reserved by torch's allocator but unusable, as a share of the trainer's tensors.
 FRAGMENTATION = 0.08
 # vLLM's activations and CUDA graphs.
 ENGINE_OVERHEAD = 3.0 * GIB

@@ -1,6 +1,12 @@
-"""An analytic model of a rank's GPU memory through a step. Bytes throughout.
+"""Analytic GPU memory of one rank through a training step: policy and engine together. Bytes throughout.
 
-What the policy takes comes from fsdp_memory.py or megatron_memory.py; here it meets the engine.
+    phase            resident policy   engine                  in addition
+    sampling         weights, moments  weights, KV cache       vLLM's overhead
+    training         weights, moments  asleep or the same      micro-batch
+    optimizer step   weights           asleep or the same      moments, scratch
+    weight sync      weights, moments  weights (cache last)    sync bucket
+
+The policy's part comes from fsdp_memory.py or megatron_memory.py.
 """
 
 from __future__ import annotations
@@ -9,14 +15,16 @@ from dataclasses import dataclass
 
 from spiral_mega.capacity import fsdp_memory, megatron_memory
 from spiral_mega.capacity.hardware import CONTEXT_BYTES, ENGINE_OVERHEAD, FRAGMENTATION, Machine
-from spiral_mega.capacity.training_shape import Training
+from spiral_mega.capacity.policy_memory import PolicyMemory
 from spiral_mega.config import Config
 from spiral_mega.models.dimensions import Sizes, itemsize
+
+ENGINE_WEIGHTS, CACHE = "engine weights", "KV cache"
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a rank holds at the most during a part of a step: bytes by what they are for."""
+    """The most that a rank holds during one phase of a step: bytes by purpose."""
 
     name: str
     parts: dict[str, float]
@@ -27,59 +35,57 @@ class Phase:
 
 
 def phases(config: Config, sizes: Sizes, world: int) -> list[Phase]:
-    """The parts of a step in order, each of the rank that holds most in it."""
-    trainings = (
-        megatron_memory.stages(config, sizes, world)
-        if config.policy.backend == "megatron"
-        else [fsdp_memory.training(config, sizes, world)]
-    )
-    every = [_phases(config, sizes, training) for training in trainings]
-    return [max(same, key=lambda phase: phase.total) for same in zip(*every, strict=True)]
-
-
-def _phases(config: Config, sizes: Sizes, training: Training) -> list[Phase]:
-    engine, cache = _engine(config, sizes)
-    asleep = {} if config.rollout.engine.sleep else {"engine weights": engine, "KV cache": cache}
-    awake = {"engine weights": engine, "KV cache": cache}
-    loading = {
-        "engine weights": engine,
-        **({} if config.rollout.engine.sleep else {"KV cache": cache}),
-    }  # the cache wakes last
-    base = {"context": CONTEXT_BYTES}
-    held = {**training.held, **({} if config.optimizer.offload else training.moments)}
-    bucket = max(
-        config.rollout.sync.bucket_mb * 2**20, sizes.vocabulary * sizes.hidden * itemsize(config.policy.param_dtype)
-    )
-    overhead = {} if config.rollout.engine.name == "transformers" else {"engine's own": ENGINE_OVERHEAD}
-    plan = [
-        ("sampling", {**base, **held, **awake, **overhead}),
-        ("training", {**base, **held, **asleep, **training.update}),
-        ("optimizer step", {**base, **held, **asleep, **training.moments, **training.step}),
-        ("weight sync", {**base, **held, **loading, **overhead, "sync bucket": 2 * bucket}),
-    ]
-    ours = set(held) | set(training.update) | set(training.moments) | set(training.step)
-    return [
-        Phase(name, {**parts, "fragmentation": FRAGMENTATION * sum(parts.get(key, 0.0) for key in ours)})
-        for name, parts in plan
-    ]
+    """Forecast the phases of a step in order, each for the rank that holds most in it."""
+    if config.policy.backend == "megatron":
+        policies = megatron_memory.stages(config, sizes, world)
+    else:
+        policies = [fsdp_memory.policy_memory(config, sizes, world)]
+    by_rank = [_phases(config, sizes, policy) for policy in policies]
+    return [max(same_phase, key=lambda phase: phase.total) for same_phase in zip(*by_rank, strict=True)]
 
 
 def peak(config: Config, sizes: Sizes, world: int) -> Phase:
-    """The phase that needs the most."""
+    """Return the phase that needs the most memory."""
     return max(phases(config, sizes, world), key=lambda phase: phase.total)
 
 
 def fits(config: Config, sizes: Sizes, world: int, machine: Machine) -> bool:
+    """Return whether every phase fits the machine's memory."""
     return peak(config, sizes, world).total <= machine.memory
 
 
-def _engine(config: Config, sizes: Sizes) -> tuple[float, float]:
-    item = itemsize(config.policy.param_dtype)
-    head = sizes.vocabulary * sizes.hidden if sizes.tied else 0  # the engine's head is its own, also where it is tied
-    weights = item * (sizes.total + head) / config.rollout.engine.tensor_parallel
-    if config.rollout.engine.name == "transformers":
-        return (
-            weights,
-            sizes.kv_bytes / 2 * item * config.rollout.engine.max_num_seqs * config.rollout.sampling.max_context_tokens,
-        )
-    return weights, config.rollout.engine.kv_cache_mb * 2**20
+def _phases(config: Config, sizes: Sizes, policy: PolicyMemory) -> list[Phase]:
+    engine, item = config.rollout.engine, itemsize(config.policy.param_dtype)
+    weights, cache = _engine_bytes(config, sizes)
+    awake = {ENGINE_WEIGHTS: weights, CACHE: cache}
+    while_training = {} if engine.sleep else awake
+    while_syncing = {ENGINE_WEIGHTS: weights} if engine.sleep else awake  # the cache wakes last
+    overhead = {} if engine.name == "transformers" else {"engine's own": ENGINE_OVERHEAD}
+    base = {"context": CONTEXT_BYTES, **policy.resident}
+    if not config.optimizer.offload:
+        base |= policy.moments
+    bucket = max(config.rollout.sync.bucket_mb * 2**20, sizes.vocabulary * sizes.hidden * item)
+    parts = {
+        "sampling": {**base, **awake, **overhead},
+        "training": {**base, **while_training, **policy.update},
+        "optimizer step": {**base, **while_training, **policy.moments, **policy.step},
+        "weight sync": {**base, **while_syncing, **overhead, "sync bucket": 2 * bucket},
+    }
+    torch_tensors = policy.resident.keys() | policy.update.keys() | policy.moments.keys() | policy.step.keys()
+    return [Phase(name, _with_fragmentation(each, torch_tensors)) for name, each in parts.items()]
+
+
+def _with_fragmentation(parts: dict[str, float], torch_tensors: set[str]) -> dict[str, float]:
+    allocated = sum(size for name, size in parts.items() if name in torch_tensors)
+    return {**parts, "fragmentation": FRAGMENTATION * allocated}
+
+
+def _engine_bytes(config: Config, sizes: Sizes) -> tuple[float, float]:
+    """Forecast the engine's weights and KV cache on one rank."""
+    engine, item = config.rollout.engine, itemsize(config.policy.param_dtype)
+    head = sizes.vocabulary * sizes.hidden if sizes.tied else 0  # the engine has a head of its own even if it is tied
+    weights = item * (sizes.total + head) / engine.tensor_parallel
+    if engine.name == "vllm":
+        return weights, engine.kv_cache_mb * 2**20
+    cached_tokens = engine.max_num_seqs * config.rollout.sampling.max_context_tokens
+    return weights, sizes.kv_bytes / 2 * item * cached_tokens

@@ -1,4 +1,4 @@
-"""What `spiral-mega plan` prints and draws."""
+"""Tables and plot of `spiral-mega plan`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ import matplotlib.pyplot as plt
 
 
 def summary(phases: Sequence[Phase], machine: Machine) -> str:
-    """One line; a configuration's comment can repeat it."""
+    """Summarise the peak in one line; shipped configurations repeat it in a comment."""
     most = max(phases, key=lambda phase: phase.total)
-    return f"{most.total / GIB:.1f} GiB of {machine.memory / GIB:.1f} a rank at the most ({most.name})"
+    return f"{most.total / GIB:.1f} GiB of {machine.memory / GIB:.1f} per rank at the peak ({most.name})"
 
 
 def memory_table(phases: Sequence[Phase]) -> str:
-    """GiB by part, a column a phase."""
+    """Tabulate GiB by purpose, one column per phase."""
     names = list(dict.fromkeys(name for phase in phases for name in phase.parts))
-    lines = [f"{'GiB a rank':28}" + "".join(f"{phase.name:>16}" for phase in phases)]
+    lines = [f"{'GiB per rank':28}" + "".join(f"{phase.name:>16}" for phase in phases)]
     for name in names:
         cells = "".join(f"{phase.parts[name] / GIB:16.2f}" if name in phase.parts else " " * 16 for phase in phases)
         lines.append(f"{name:28}{cells}")
@@ -39,14 +39,14 @@ def memory_table(phases: Sequence[Phase]) -> str:
 
 
 def trace_lines(traced: Traced, phases: Sequence[Phase]) -> str:
-    """The traced update beside what the analytic model says of the same tensors."""
+    """Compare the traced update with the analytic model of the same tensors."""
     (training,) = [phase for phase in phases if phase.name == "training"]
     others = ("context", "engine weights", "KV cache", "fragmentation")
     same = sum(size for name, size in training.parts.items() if name not in others)
     parts = ", ".join(f"{name.lower()} {size / GIB:.2f}" for name, size in traced.parts.items() if size > 0.005 * GIB)
     return (
-        f"traced update: {traced.peak / GIB:.2f} GiB of tensors at the most, on {traced.tokens} tokens ({parts});\n"
-        f"the analytic model has {same / GIB:.2f} GiB for them and the gradients of earlier micro-batches"
+        f"traced update: {traced.peak / GIB:.2f} GiB of tensors at the peak, on {traced.tokens} tokens ({parts});\n"
+        f"the analytic model gives {same / GIB:.2f} GiB for them and the gradients of earlier micro-batches"
     )
 
 
@@ -55,21 +55,21 @@ def time_lines(time: StepTime) -> str:
     shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
     return (
         f"step: {time.total:.0f} s ({shown}); {time.sampled_tokens / 1e6:.1f} M tokens sampled, "
-        f"{time.trained_tokens / 1e6:.1f} M distinct ones trained on"
+        f"{time.trained_tokens / 1e6:.1f} M distinct tokens trained on"
     )
 
 
 def change_line(changes: Changes) -> str:
-    return " ".join(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changes.items()
-    )
+    """Write changes as command-line overrides."""
+    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
+    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def remedy_lines(found: Sequence[tuple[Changes, float]], machine: Machine) -> str:
     if not found:
-        return "no single change of a key lowers it: take more nodes, larger GPUs, or LoRA"
+        return "no change of a single key lowers it: use more nodes, larger GPUs, or LoRA"
     return "\n".join(
-        f"  {change_line(changes):48} {peak / GIB:6.1f} GiB{'' if peak <= machine.memory else ', not enough alone'}"
+        f"  {change_line(changes):48} {peak / GIB:6.1f} GiB{'' if peak <= machine.memory else ', not enough by itself'}"
         for changes, peak in found
     )
 
@@ -84,29 +84,30 @@ def search_lines(layouts: Sequence[Layout]) -> str:
 
 
 def assumptions(config: Config, sizes: Sizes, machine: Machine, nodes: int, lengths: Lengths) -> str:
-    gpu, collectives = Gpu(), "hidden behind arithmetic"
+    longest = config.rollout.sampling.max_response_tokens
+    gpu, collectives = Gpu(), "overlapped with arithmetic"
     host = [f"  rank 0 reads the model into {4 * sizes.total / GIB:.0f} GiB of host memory at the start"]
     if config.policy.backend == "megatron":
-        collectives, host = "in full beside it, experts equally busy", []
+        collectives, host = "not overlapped, experts equally busy", []
     return "\n".join(
         (
-            "assumed, none of it measured on a GPU:",
+            "assumptions, none measured on a GPU:",
             f"  {nodes * machine.node_gpus} GPUs {machine.name}: {machine.flops / 1e12:.0f} TFLOP/s, "
             f"{machine.bandwidth / 1e12:.2f} TB/s, links {machine.node_link / 1e9:.0f}, "
             f"{machine.network / 1e9:.0f} GB/s",
             f"  of these: training {hardware.TRAINING_SHARE:.0%} of FLOP/s, prefill and decoding {gpu.flops_share:.0%},"
             f" memory {gpu.bandwidth_share:.0%}, links {hardware.LINK_SHARE:.0%}; collectives {collectives}",
-            f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM {hardware.ENGINE_OVERHEAD / GIB:g} GiB beside "
+            f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM {hardware.ENGINE_OVERHEAD / GIB:g} GiB on top of "
             f"weights and cache, torch's allocator {hardware.FRAGMENTATION:.0%} more than its tensors",
-            f"  responses lognormal, median {lengths.median:g} tokens, cut at {config.rollout.sampling.max_response_tokens}; "
-            f"aggregation prompts {TEMPLATE_TOKENS} tokens beside problem and traces; every problem effective",
+            f"  responses lognormal, median {lengths.median:g} tokens, truncated at {longest}; "
+            f"aggregation prompts {TEMPLATE_TOKENS} tokens on top of problem and traces; every problem effective",
             *host,
         )
     )
 
 
 def plot(phases: Sequence[Phase], machine: Machine, time: StepTime | None, title: str, path: Path) -> None:
-    """Memory through a step, stacked by part; a phase is as wide as its time, but not too narrow to be seen."""
+    """Plot memory through a step, stacked by purpose. A phase is as wide as its time, with a minimum width."""
     seconds = {} if time is None else {
         "sampling": time.sampling, "training": time.training, "optimizer step": time.optimizer, "weight sync": time.sync
     }  # fmt: skip

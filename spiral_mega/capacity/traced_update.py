@@ -1,7 +1,7 @@
-"""A rank's memory by an update that takes none: the trainer's own model, sharding and optimizer on fake tensors.
+"""Measure one rank's memory by an update on fake tensors: the trainer's own model, sharding and optimizer.
 
-The collectives are those of torch's fake process group. Only the head's kernel is stood in for, because what it does
-with its logits depends on their values; the stand-in keeps and allocates what the kernel does.
+Collectives are those of torch's fake process group. Only the head's kernel is replaced, because what it does with its
+logits depends on their values; the replacement saves and allocates what the kernel does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from spiral_mega.algorithm.objectives import make_objective
-from spiral_mega.capacity.training_shape import HEAD_STRIP
+from spiral_mega.capacity.policy_memory import HEAD_STRIP
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.kernels.logits import LinearLogprob
@@ -36,26 +36,29 @@ from spiral_mega.policy.optimizer import make_optimizer
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """Peak of one rank's tensors in an update, in bytes, by FSDPMemTracker's categories; and of which micro-batch."""
+    """Peak of one rank's tensors in an update, in bytes, in all and by FSDPMemTracker's categories.
+
+    `tokens` and `head_tokens` describe the micro-batch.
+    """
 
     peak: float
     parts: dict[str, float]
     tokens: int
-    learnt: int
+    head_tokens: int
 
 
 def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: int = 2 * HEAD_STRIP) -> Traced:
     """Trace an update of rank 0 of `world` on a micro-batch, by default a full one of the configuration's shape.
 
-    `scratch`: bytes that the head's kernel works in (default: the GPU's strips). Starts a process group of its own, so
-    none may be there; takes a few seconds a decoder layer.
+    `scratch` are the bytes that the head's kernel works in (default: the GPU's strips). Takes a few seconds per decoder
+    layer. Starts a process group of its own; raises UserError if there is one already.
     """
     if dist.is_initialized():
-        raise UserError("a trace needs a process without ranks: run plan by itself, not under torchrun")
+        raise UserError("a trace needs a process without ranks: run `spiral-mega plan` without torchrun")
     batch = batch or full_batch(config)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
-        with patch.object(head, "linear_logprob", _stand_in(scratch)):
+        with patch.object(head, "linear_logprob", _kernel_replacement(scratch)):
             peak, parts = _run(config, batch)
     finally:
         dist.destroy_process_group()
@@ -68,11 +71,11 @@ def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
     shard(model, config.policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
         materialise(model, torch.device("cpu"))
-        # The tracker sees FSDP's gathers where a module is called, so the head's method becomes the call itself.
+        # The tracker sees FSDP's gathers only when a module is called, so the head's method becomes the call.
         model.forward = MethodType(lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model)
         model.train()
         optimizer = make_optimizer(model.parameters(), config.optimizer)
-        _update(model, optimizer, batch, config)  # FSDP sets itself up at the first
+        _update(model, optimizer, batch, config)  # the first update initialises FSDP
         tracker = FSDPMemTracker(model, optimizer)
         with tracker:
             _update(model, optimizer, batch, config)
@@ -87,7 +90,7 @@ def _base(model: Any) -> Any:
 
 
 def _update(model: Any, optimizer: torch.optim.Optimizer, batch: TreeBatch, config: Config) -> None:
-    """What FsdpPolicy.update does to memory, with one micro-batch: the tracker knows no more."""
+    """Do what FsdpPolicy.update does to memory, with one micro-batch: the tracker supports no more."""
     logprobs, _ = model(batch, config.rollout.sampling.temperature)
     torch.autograd.backward((logprobs[batch.gather_indices] * batch.weights).sum())
     del logprobs
@@ -97,6 +100,8 @@ def _update(model: Any, optimizer: torch.optim.Optimizer, batch: TreeBatch, conf
 
 
 class _Head(torch.autograd.Function):
+    """Allocates and saves what the head's kernel does; computes nothing."""
+
     @staticmethod
     def forward(ctx: Any, scratch: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(tensors[0])
@@ -110,15 +115,16 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _, _, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
-        gradients: list[torch.Tensor | None] = []
-        for i, (tensor, wanted) in enumerate(zip(tensors, needed, strict=True)):  # inputs (even) are summed wide
-            wide = torch.float32 if i % 2 == 0 else tensor.dtype
-            gradients.append(torch.zeros_like(tensor, dtype=wide) if wanted else None)
+        wide: list[torch.Tensor | None] = []
+        for i, (tensor, wanted) in enumerate(zip(tensors, needed, strict=True)):
+            dtype = torch.float32 if i % 2 == 0 else tensor.dtype  # inputs (even) accumulate in float32
+            wide.append(torch.zeros_like(tensor, dtype=dtype) if wanted else None)
         _ = tensors[0].new_empty(ctx.scratch, dtype=torch.uint8)
-        return None, *(None if g is None else g.to(t.dtype) for g, t in zip(gradients, tensors, strict=True))
+        gradients = [None if g is None else g.to(t.dtype) for g, t in zip(wide, tensors, strict=True)]
+        return None, *gradients
 
 
-def _stand_in(scratch: int) -> Any:
+def _kernel_replacement(scratch: int) -> Any:
     def linear_logprob(
         hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *, adapter: Any = None, **_: Any
     ) -> LinearLogprob:
@@ -129,8 +135,10 @@ def _stand_in(scratch: int) -> Any:
 
 
 def full_batch(config: Config) -> TreeBatch:
-    """The fullest micro-batch: parts of trees of one problem after another, with traces of equal length, as many as
-    policy.microbatch_tokens holds."""
+    """Build the fullest micro-batch: parts of trees, problem after problem, up to policy.microbatch_tokens.
+
+    A problem's traces have equal lengths.
+    """
     budget = config.policy.microbatch_tokens
     chosen: list[TrainingSequence] = []
     for sequences in _problems(config):
@@ -145,21 +153,29 @@ def full_batch(config: Config) -> TreeBatch:
 
 
 def _problems(config: Config) -> Iterator[list[TrainingSequence]]:
-    """Problems of the configuration's shape with traces half as long as they may be, then ever shorter ones."""
+    """Yield problems of the configuration's shape: traces of half the longest length, then shorter and shorter ones."""
     algorithm, limit = config.algorithm, config.rollout.sampling.max_response_tokens
-    prompt = max(1, min(config.data.max_prompt_tokens, limit) // 2)
-    for draw in range(64):
-        rng = random.Random(draw)
-        length = max(1, limit // 2 // (1 + draw))
-
-        def text(count: int, rng: random.Random = rng) -> list[int]:
-            return [rng.randrange(1, 1000) for _ in range(count)]
-
-        start, header = text(prompt), text(prompt)
-        traces = [text(length) for _ in range(algorithm.search_traces)]
-        pairs = [(start, trace) for trace in traces]
-        for _ in range(algorithm.num_sets if make_objective(algorithm).plan.largest_set else 0):
+    prompt_length = max(1, min(config.data.max_prompt_tokens, limit) // 2)
+    num_sets = algorithm.num_sets if make_objective(algorithm).plan.largest_set else 0
+    for index in range(64):
+        rng = random.Random(index)
+        length = max(1, limit // 2 // (1 + index))
+        prompt, header = _random_tokens(rng, prompt_length), _random_tokens(rng, prompt_length)
+        traces = [_random_tokens(rng, length) for _ in range(algorithm.search_traces)]
+        pairs = [(prompt, trace) for trace in traces]
+        for _ in range(num_sets):
             members = sorted(rng.sample(range(len(traces)), algorithm.set_size))
-            context = [*header, *(token for i in members for token in traces[i])]
-            pairs += [(list(context), text(length)) for _ in range(algorithm.aggregation_traces)]
-        yield [TrainingSequence((draw, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(pairs)]
+            context = header.copy()
+            for member in members:
+                context += traces[member]
+            for _ in range(algorithm.aggregation_traces):
+                pairs.append((context.copy(), _random_tokens(rng, length)))
+        yield [_sequence(index, i, *pair) for i, pair in enumerate(pairs)]
+
+
+def _random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(1, 1000) for _ in range(count)]
+
+
+def _sequence(index: int, position: int, prompt: list[int], response: list[int]) -> TrainingSequence:
+    return TrainingSequence((index, position), prompt, response, [0.0] * len(response), 1.0, 1.0)

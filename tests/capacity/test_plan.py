@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from spiral_mega.capacity import flops, megatron_memory, megatron_time
 from spiral_mega.capacity.flops import Work
-from spiral_mega.capacity.forecast import plan
+from spiral_mega.capacity.forecast import forecast
 from spiral_mega.capacity.hardware import MACHINES
-from spiral_mega.capacity.megatron_memory import weights_of
+from spiral_mega.capacity.megatron_memory import rank_weights
 from spiral_mega.capacity.memory import fits, phases
 from spiral_mega.capacity.search import changed, largest_cache, remedies, search
 from spiral_mega.capacity.step_time import TEMPLATE_TOKENS, sample_batch, step_time, tree_work
@@ -89,7 +89,7 @@ def test_a_mixture_of_experts_has_the_sizes_it_is_known_by() -> None:
     assert sizes.active == 48 * (attention + 8 * expert + 128 * 2048) + table
     fsdp = field("qwen3_30b_a3b_megatron.yaml", "policy.backend=fsdp", *cut())
     with pytest.raises(UserError, match=r"mixtures of experts on policy\.backend=megatron only"):
-        plan(fsdp, print, nodes=2, gpu="h200")
+        forecast(fsdp, print, nodes=2, gpu="h200")
 
 
 def cut(**layout: int) -> list[str]:
@@ -102,11 +102,11 @@ def cut(**layout: int) -> list[str]:
 def test_the_ranks_of_a_megatron_layout_hold_the_model_between_them(name: str) -> None:
     config = field(name, *cut(pipeline_parallel=2, virtual_stages=3))
     sizes = measure(read_dimensions(config.model), None)
-    assert sum(held.dense + held.experts for held in (weights_of(config, sizes, s) for s in (0, 1))) == sizes.total
+    assert sum(held.dense + held.experts for held in (rank_weights(config, sizes, s) for s in (0, 1))) == sizes.total
     spread = field(name, *cut(tensor_parallel=4, pipeline_parallel=2, virtual_stages=3, expert_parallel=4))
     norms = sizes.layers * (2 * sizes.hidden + 2 * sizes.head_dim) + sizes.hidden
     whole = norms + sizes.sparse * sizes.experts * sizes.hidden  # and routers, on every rank
-    assert 4 * sum(held.dense + held.experts for held in (weights_of(spread, sizes, s) for s in (0, 1))) == (
+    assert 4 * sum(held.dense + held.experts for held in (rank_weights(spread, sizes, s) for s in (0, 1))) == (
         sizes.total + 3 * whole
     )
 
@@ -117,8 +117,8 @@ def test_a_megatron_layout_trades_memory_for_time() -> None:
         sizes, machine = measure(read_dimensions(config.model), config.model.lora), MACHINES["h100-80"]
         held = megatron_memory.stages(config, sizes, 8)
         work = sum((tree_work(problem) for problem in sample_batch(config, Lengths(), 0)), Work(0, 0, 0))
-        time = megatron_time.training(config, sizes, machine, 8, work)
-        return max(sum(t.held.values()) for t in held), max(sum(t.update.values()) for t in held), time
+        time = megatron_time.training_seconds(config, sizes, machine, 8, work)
+        return max(sum(t.resident.values()) for t in held), max(sum(t.update.values()) for t in held), time
 
     plain, tensor, context = of(), of(tensor_parallel=4), of(context_parallel=2)
     pipeline, virtual = of(pipeline_parallel=4), of(pipeline_parallel=4, virtual_stages=3)
@@ -168,7 +168,7 @@ def test_a_trees_tokens_and_pairs_are_those_that_the_packing_computes() -> None:
         work = tree_work(problem)
         assert layout.segments
         assert work.tokens == tree.num_tokens
-        assert work.learnt == sum(problem.lengths())
+        assert work.head_tokens == sum(problem.lengths())
         assert work.pairs == pytest.approx(seen, rel=0.02)  # it counts half a pair for a token with itself
 
 
@@ -233,8 +233,8 @@ def test_the_command_ends_with_1_where_the_run_does_not_fit_and_says_what_would_
     common = ["plan", str(ROOT / "configs/qwen3_8b.yaml"), "--no-trace", "batch.problems=8"]
     well = CliRunner().invoke(app, [*common, "--nodes", "2", "--plot", str(picture)])
     assert well.exit_code == 0, well.output
-    assert "a rank at the most" in well.output
-    assert "assumed, none of it measured" in well.output
+    assert "per rank at the peak" in well.output
+    assert "assumptions, none measured" in well.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     ill = CliRunner().invoke(app, [*common, "--gpus-per-node", "4", "--nodes", "1"])
     assert ill.exit_code == 1

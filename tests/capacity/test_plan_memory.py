@@ -83,7 +83,7 @@ def test_what_megatron_takes_is_within_a_fifth_of_a_real_update(
     for name, (folder, sections) in cases.items():
         config = make_config(folder, **sections)
         sizes = measure(read_dimensions(config.model), config.model.lora)
-        every = [{**t.held, **t.moments, **t.update} for t in megatron_memory.stages(config, sizes, WORLD)]
+        every = [{**t.resident, **t.moments, **t.update} for t in megatron_memory.stages(config, sizes, WORLD)]
         found = max(sum(each.values()) for each in every)
         errors[name] = found / max(rank[name] for rank in ranks) - 1
         measured = [round(rank[name] / 2**20) for rank in ranks]
