@@ -1,4 +1,4 @@
-"""An engine with continuous batching, as a fluid: between two events its batch is constant and all advance as one."""
+"""Fluid model of an engine with continuous batching: between two events its batch is constant and advances together."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from spiral_mega.simulation.workload import EngineModel
 
-EPSILON = 1e-6  # in steps or tokens: what counts as reached
+EPSILON = 1e-6  # in steps or tokens: closer than this counts as reached
 
 
 class SimSequence:
-    """One trace to be written: `length` tokens after a prompt of named parts, each (name, tokens).
+    """One trace to decode: `length` tokens after a prompt of (name, tokens) parts.
 
-    A part's name tells its whole prefix, so that equal names hold equal keys and values. Lower `rank` is admitted
+    A part's name identifies its whole prefix, so equal names mean equal keys and values. A lower `rank` is admitted
     first.
     """
 
@@ -29,16 +29,16 @@ class SimSequence:
 
     @property
     def context(self) -> float:
-        """Tokens that its next step reads, as of when it last started decoding."""
+        """Return the tokens of context its next step reads, as of when it last started decoding."""
         return self.prompt_tokens + self.done
 
 
 class Engine:
-    """Simulated time in seconds; `steps` counts decoding steps, fractions included.
+    """Simulates one engine; times in seconds, `steps` counts decoding steps including fractions.
 
-    Prefill is chunked and shares its steps with decoding. A part of a prompt that a live sequence holds is neither
-    computed nor stored again. When the cache is full, the sequence admitted last gives way and is computed anew later;
-    until a sequence has left, no other is admitted then.
+    Prefill is chunked and shares its steps with decoding. A prompt part that a live sequence holds is neither computed
+    nor stored again. When the cache is full, the sequence admitted last is preempted and recomputed later; no other is
+    admitted until a sequence has left.
     """
 
     def __init__(self, model: EngineModel, now: float = 0.0) -> None:
@@ -46,18 +46,18 @@ class Engine:
         self.steps = self.busy = self.decoded = self.peak = 0.0
         self.preemptions = 0
         self.waiting: list[tuple[float, int, SimSequence]] = []
-        self.admitted: dict[SimSequence, float] = {}  # to the tokens that it must prefill; in order of admission
+        self.admitted: dict[SimSequence, float] = {}  # tokens to prefill of each, in order of admission
         self.prefilling: deque[SimSequence] = deque()
         self.decoding: list[tuple[float, int, SimSequence]] = []  # a heap; entries whose time is not ends_at are stale
         self.batch = 0
-        self.reads = self.stored = 0.0  # tokens of context that a step reads, and that the cache holds
-        self.held: Counter[Any] = Counter()
-        self.left = self.cost = 0.0  # steps that the first prefill has yet to take, and what it adds to each in seconds
-        self.full = False  # since the last sequence gave way, none has left
+        self.reads = self.stored = 0.0  # tokens of context read per step, and stored in the cache
+        self.prompt_users: Counter[Any] = Counter()
+        self.prefill_steps = self.prefill_cost = 0.0  # of the first prefill: steps left, and seconds it adds to each
+        self.full = False  # a sequence was preempted, and none has left since
         self._serial = 0
 
     def add(self, sequence: SimSequence) -> None:
-        """Queue a sequence at the engine's present time."""
+        """Queue a sequence at the engine's current time."""
         if sequence.prompt_tokens + sequence.length > self.model.capacity:
             raise ValueError(f"{sequence.key}: {sequence.prompt_tokens} + {sequence.length} tokens never fit the cache")
         self._serial += 1
@@ -65,7 +65,7 @@ class Engine:
         self._admit()
 
     def remove(self, sequence: SimSequence) -> None:
-        """Take out a sequence, with its tokens so far, to be added elsewhere or given up."""
+        """Take out a sequence with its tokens so far, to add it to another engine or cancel it."""
         if sequence in self.admitted:
             self._release(sequence)
             self._admit()
@@ -73,36 +73,36 @@ class Engine:
             self.waiting = sorted(entry for entry in self.waiting if entry[2] is not sequence)
 
     def sequences(self) -> list[SimSequence]:
-        """All that are unfinished: the admitted ones in order, then those that wait."""
+        """Return all unfinished sequences: the admitted ones in order, then the waiting ones."""
         return [*self.admitted, *(sequence for _, _, sequence in sorted(self.waiting))]
 
     def demand(self) -> float:
-        """Tokens of context that a step would read if all unfinished sequences were decoding."""
+        """Return the tokens of context a step would read if all unfinished sequences were decoding."""
         queued = sum(sequence.context for sequence in self.prefilling)
         return self.reads + queued + sum(sequence.context for _, _, sequence in self.waiting)
 
     def step_time(self) -> float:
-        """Seconds that a step takes now."""
+        """Return the seconds that a step takes now."""
         model = self.model
-        prefill = self.cost if self.prefilling else 0.0
+        prefill = self.prefill_cost if self.prefilling else 0.0
         return model.step + model.sequence * self.batch + model.kv * self.reads + prefill
 
     def next_event(self) -> float:
-        """When something changes next if nothing is added: infinity when idle."""
+        """Return the time of the next change if nothing is added; infinity if idle."""
         if not self.admitted:
             return math.inf
         steps = self._steps_to_event()
         return self.now + steps * self.step_time() + self.model.kv * self.batch * steps * steps / 2
 
     def advance(self, time: float) -> list[SimSequence]:
-        """Move on to `time`, at most the next event; the sequences that end there."""
+        """Advance to `time`, at most the next event; return the sequences that end there."""
         if self.admitted and time > self.now:
             elapsed = time - self.now
             start, slope = self.step_time(), self.model.kv * self.batch
             self._move(2 * elapsed / (start + math.sqrt(start * start + 2 * slope * elapsed)))
             self.busy += elapsed
         self.now = time
-        return self._settle()
+        return self._finish_reached()
 
     def _steps_to_event(self) -> float:
         steps = math.inf
@@ -111,7 +111,7 @@ class Engine:
             steps = self.decoding[0][0] - self.steps
             steps = min(steps, (self.model.capacity - self.stored) / self.batch)
         if self.prefilling:
-            steps = min(steps, self.left)
+            steps = min(steps, self.prefill_steps)
         return max(steps, 0.0)
 
     def _move(self, steps: float) -> None:
@@ -120,10 +120,10 @@ class Engine:
         self.decoded += grown
         self.reads += grown
         self.stored += grown
-        self.left -= steps
+        self.prefill_steps -= steps
         self.peak = max(self.peak, self.stored)
 
-    def _settle(self) -> list[SimSequence]:
+    def _finish_reached(self) -> list[SimSequence]:
         ended = []
         self._drop_stale()
         while self.decoding and self.decoding[0][0] <= self.steps + EPSILON:
@@ -133,7 +133,7 @@ class Engine:
             sequence.done = float(sequence.length)
             ended.append(sequence)
             self._drop_stale()
-        while self.prefilling and self.left <= EPSILON:
+        while self.prefilling and self.prefill_steps <= EPSILON:
             self._decode(self.prefilling.popleft())
             self._next_prefill()
         while len(self.admitted) > 1 and self.batch and self.stored > self.model.capacity - EPSILON:
@@ -141,7 +141,7 @@ class Engine:
             self._release(victim)
             self.full = True
             self._serial += 1
-            heappush(self.waiting, (victim.rank, -self._serial, victim))  # before its equals
+            heappush(self.waiting, (victim.rank, -self._serial, victim))  # before others of its rank
             self.preemptions += 1
         self._admit()
         return ended
@@ -149,18 +149,18 @@ class Engine:
     def _admit(self) -> None:
         while self.waiting and len(self.admitted) < self.model.max_sequences and not self.full:
             sequence = self.waiting[0][2]
-            fresh = sum(tokens for name, tokens in sequence.prompt if name not in self.held) + sequence.done
+            fresh = sum(tokens for name, tokens in sequence.prompt if name not in self.prompt_users) + sequence.done
             if self.stored + fresh > self.model.capacity:
                 return
             heappop(self.waiting)
-            self.held.update(name for name, _ in sequence.prompt)
+            self.prompt_users.update(name for name, _ in sequence.prompt)
             self.stored += fresh
             self.peak = max(self.peak, self.stored)
             self.admitted[sequence] = fresh
             self.prefilling.append(sequence)
             if len(self.prefilling) == 1:
                 self._next_prefill()
-                while self.prefilling and self.left <= EPSILON:
+                while self.prefilling and self.prefill_steps <= EPSILON:
                     self._decode(self.prefilling.popleft())
                     self._next_prefill()
 
@@ -169,8 +169,8 @@ class Engine:
             sequence = self.prefilling[0]
             fresh = self.admitted[sequence]
             start = sequence.context - fresh
-            self.left = fresh / self.model.chunk
-            self.cost = self.model.prefill_time(start, fresh) / self.left if fresh else 0.0
+            self.prefill_steps = fresh / self.model.chunk
+            self.prefill_cost = self.model.prefill_time(start, fresh) / self.prefill_steps if fresh else 0.0
 
     def _decode(self, sequence: SimSequence) -> None:
         self._serial += 1
@@ -180,7 +180,7 @@ class Engine:
         self.reads += sequence.context
 
     def _release(self, sequence: SimSequence) -> None:
-        """Forget an admitted sequence and free what only it held."""
+        """Remove an admitted sequence and free the cache that only it used."""
         del self.admitted[sequence]
         self.full = False
         if sequence.ends_at >= 0:
@@ -195,12 +195,12 @@ class Engine:
                 self._next_prefill()
         self.stored -= sequence.done
         for name, tokens in sequence.prompt:
-            self.held[name] -= 1
-            if not self.held[name]:
-                del self.held[name]
+            self.prompt_users[name] -= 1
+            if not self.prompt_users[name]:
+                del self.prompt_users[name]
                 self.stored -= tokens
         if not self.admitted:
-            self.reads = self.stored = 0.0  # no rounding is carried on
+            self.reads = self.stored = 0.0  # drop accumulated rounding
 
     def _drop_stale(self) -> None:
         def stale(ends_at: float, _: int, sequence: SimSequence) -> bool:

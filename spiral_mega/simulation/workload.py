@@ -1,4 +1,4 @@
-"""What is simulated: a step's problems with the lengths of their traces, and how fast an engine decodes them."""
+"""Inputs of the simulation: a step's problems with the lengths of their traces, and the speed of an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spiral_mega.algorithm.sets import SetDesign, sample_sets
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Counts of a rollout step; the defaults are the paper's. `max_tokens` bounds a response."""
+    """Counts of a rollout step; defaults are the paper's. `max_tokens` bounds a response."""
 
     problems: int = 256
     search_traces: int = 8
@@ -26,9 +26,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Response lengths in tokens: median * exp(problem_sigma * z_problem + trace_sigma * z_trace), cut at max_tokens.
+    """Response lengths in tokens: median * exp(problem_sigma * z_problem + trace_sigma * z_trace), truncated at
+    max_tokens.
 
-    Traces of one problem share z_problem. The cut ones make a point mass at max_tokens (9 % at the defaults). Prompts
+    Traces of one problem share z_problem. Truncated ones form a point mass at max_tokens (9 % at the defaults). Prompts
     are uniform between `prompt_low` and `prompt_high` tokens.
     """
 
@@ -41,7 +42,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SimProblem:
-    """One problem's lengths in tokens: its prompt, N1 search traces, K sets of them, N2 answers a set."""
+    """Lengths of one problem in tokens: prompt, N1 search traces, K sets of them, N2 answers to each set."""
 
     prompt: int
     search: tuple[int, ...]
@@ -49,7 +50,7 @@ class SimProblem:
     aggregation: tuple[tuple[int, ...], ...]
 
     def set_tokens(self, set_index: int) -> list[int]:
-        """The parts of a set's prompt, in order: the problem, then each member trace."""
+        """Return the lengths of a set's prompt parts in order: the problem, then each member trace."""
         return [self.prompt, *(self.search[j] for j in self.sets[set_index])]
 
     def lengths(self) -> Iterator[int]:
@@ -59,7 +60,7 @@ class SimProblem:
 
 
 def prompt_parts(index: int, problem: SimProblem, set_index: int | None) -> list[tuple[Any, int]]:
-    """A trace's prompt as named parts: the problem alone, or a set's. A name tells the whole prefix."""
+    """Return a trace's prompt as (name, tokens) parts: the problem alone, or a set's. A name identifies a prefix."""
     if set_index is None:
         return [((index, "search"), problem.prompt)]
     members = problem.sets[set_index]
@@ -68,7 +69,7 @@ def prompt_parts(index: int, problem: SimProblem, set_index: int | None) -> list
 
 
 def sample_problems(shape: Shape, lengths: Lengths, seed: int, extra: int = 0) -> list[SimProblem]:
-    """`shape.problems + extra` problems; the same seed gives the same first ones whatever `extra` is."""
+    """Sample `shape.problems + extra` problems. The same seed gives the same first ones for any `extra`."""
     rng = np.random.default_rng(seed)
     return [_sample_problem(shape, lengths, rng) for _ in range(shape.problems + extra)]
 
@@ -83,9 +84,10 @@ def _sample_problem(shape: Shape, lengths: Lengths, rng: np.random.Generator) ->
     prompt = int(rng.integers(lengths.prompt_low, lengths.prompt_high + 1))
     search = draw(shape.search_traces)
     sets: list[tuple[int, ...]] = []
-    if shape.num_sets:  # without, as GRPO samples
+    if shape.num_sets:  # GRPO has none
         sets = sample_sets(shape.search_traces, shape.set_size, shape.num_sets, rng=rng, method=shape.set_design)
-    return SimProblem(prompt, search, tuple(sets), tuple(draw(shape.aggregation_traces) for _ in sets))
+    aggregation = tuple(draw(shape.aggregation_traces) for _ in sets)
+    return SimProblem(prompt, search, tuple(sets), aggregation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,13 @@ class Gpu:
     memory_share: float = 0.9  # vLLM's gpu_memory_utilization
     bandwidth_share: float = 0.8
     flops_share: float = 0.6
-    step_overhead: float = 1e-3  # scheduler, sampler and launches, a step
+    step_overhead: float = 1e-3  # scheduler, sampler and launches, per step
     all_reduce: float = 10e-6  # one small all-reduce over NVLink
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A dense decoder in bf16. `params` are those read for a token: input embeddings that are not tied don't count."""
+    """A dense decoder in bf16. `params` are those read for a token; input embeddings count only if they are tied."""
 
     name: str
     params: float
@@ -115,7 +117,7 @@ class LanguageModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of one token, in bytes."""
+        """Return the bytes of one token's keys and values."""
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
@@ -125,11 +127,11 @@ QWEN3_8B = LanguageModel("Qwen3-8B", params=8.19e9 - 151936 * 4096, layers=36, h
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """Time of one engine step, in seconds, with B sequences decoding, K tokens of context read, and prefill:
+    """Time of one engine step in seconds, with B sequences decoding, K tokens of context read, and prefill:
 
         step + sequence * B + kv * K + (prefill * tokens + pair * attended pairs of those tokens)
 
-    `chunk` tokens are prefilled in a step. `capacity` bounds the tokens of KV cache held, `max_sequences` B.
+    `chunk` tokens are prefilled in a step. `capacity` bounds the tokens in the KV cache, `max_sequences` bounds B.
     """
 
     step: float
@@ -142,26 +144,26 @@ class EngineModel:
     max_sequences: int = 256
 
     def decode(self, context: float, tokens: float) -> float:
-        """Engine time that `tokens` more tokens after `context` take beside the step's own."""
+        """Return the engine time of decoding `tokens` tokens after `context`, without the fixed time per step."""
         return self.sequence * tokens + self.kv * tokens * (context + tokens / 2)
 
     def prefill_time(self, start: float, tokens: float) -> float:
-        """Engine time to prefill `tokens` tokens after `start` cached ones, beside the step's own."""
+        """Return the engine time of prefilling `tokens` after `start` cached ones, without the fixed time per step."""
         return self.prefill * tokens + self.pair * tokens * (start + tokens / 2)
 
     def latency(self, start: float, prefill: float, tokens: float) -> float:
-        """Shortest time from submission to the last token: alone on an engine that holds `start` tokens of prefix."""
+        """Return the time from submission to the last token, alone on an engine that has `start` tokens of prefix."""
         steps = prefill / self.chunk + tokens
         return self.step * steps + self.prefill_time(start, prefill) + self.decode(start + prefill, tokens)
 
 
 def engine_model(model: LanguageModel, gpu: Gpu | None = None, tensor_parallel: int = 1) -> EngineModel:
-    """The constants of an engine on `tensor_parallel` GPUs, from FLOPs and bytes.
+    """Derive the constants of an engine on `tensor_parallel` GPUs from FLOPs and bytes.
 
-    A step reads every weight once; a token costs 2 FLOPs a parameter; its attention reads all keys and values
-    before it, once for each sequence (no kernel that reads a shared prefix once is assumed); prefill costs the same
-    2 FLOPs a parameter and 4 * layers * heads * head_dim FLOPs for each pair of tokens that attend. The sum is on the
-    safe side: a real step overlaps part of the arithmetic with the reading of weights.
+    A step reads every weight once; a token costs 2 FLOPs per parameter; its attention reads all earlier keys and
+    values, once per sequence (no kernel that reads a shared prefix once is assumed); prefill costs the same 2 FLOPs per
+    parameter and 4 * layers * heads * head_dim FLOPs per (query, key) pair. The sum is conservative: a real step
+    overlaps part of the arithmetic with reading weights.
     """
     gpu = gpu or Gpu()
     bandwidth = gpu.bandwidth * gpu.bandwidth_share * tensor_parallel
