@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from spiral_mega.capacity.policy_memory import FLOAT, HEAD_STRIP, RESPONSE_SHARE, PolicyMemory
 from spiral_mega.config import Config, MegatronConfig
@@ -57,8 +58,8 @@ def rank_weights(config: Config, sizes: Sizes, stage: int) -> RankWeights:
     sparse = sizes.sparse / sizes.layers * layers
     hidden = sizes.hidden
     shapes = _linear_shapes(sizes)
-    attention = sum(a * b for a, b in (shapes[name] for name in ATTENTION)) / tensor
-    dense_mlp = sum(a * b for a, b in (shapes[name] for name in MLP)) / tensor
+    attention = sum(prod(shapes[name]) for name in ATTENTION) / tensor
+    dense_mlp = sum(prod(shapes[name]) for name in MLP) / tensor
     vectors = 2 * hidden + (2 * sizes.head_dim if sizes.head_norms else 0)
     first, last = stage == 0, stage == layout.pipeline_parallel - 1
     table = sizes.vocabulary * hidden / tensor

@@ -37,7 +37,9 @@ def run(verifier, environment, pick=first_come, **sampling):
         "sampling.max_context_tokens": 400,
         "sampling.environment": HERE + environment,
     }
-    config = settings(rollout=sizes | {f"sampling.{name}": each for name, each in sampling.items()}, policy={"microbatch_tokens": 400})
+    config = settings(
+        rollout=sizes | {f"sampling.{name}": each for name, each in sampling.items()}, policy={"microbatch_tokens": 400}
+    )
     engine = ScriptedEngine(pick)
     return engine, [episode for _, episode in pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)]
 
