@@ -94,7 +94,7 @@ class _EventLoop:
         self.queue: deque[int] = deque()
         self.searching = [set(range(len(p.search))) for p in problems]
         self.waiting = [set(range(len(p.sets))) for p in problems]
-        self.missing = [sum(1 for _ in p.lengths()) for p in problems]  # traces, also those in no set
+        self.missing = [len(list(p.lengths())) for p in problems]  # traces, also those in no set
         self.engine_of: dict[SimSequence, int] = {}  # engine of every unfinished trace that was submitted
         self.demand = np.zeros(engines)  # tokens of context read per step once all are decoding
         self.enough = model.step / (2 * model.kv)  # demand whose reading takes half of a step's fixed time
