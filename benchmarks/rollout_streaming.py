@@ -38,7 +38,7 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 
 TOKENIZER = "configs/demo/model"
-Episodes = list[tuple[int, Episode]]
+Episodes = list[Episode]
 
 
 def main(
@@ -86,7 +86,7 @@ def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
             for sample in engine.step():
                 requests += runs[sample.key[0]].receive(sample)
         dist.barrier()
-    return [(index, run.finish()) for index, run in runs.items()]
+    return [run.finish() for run in runs.values()]
 
 
 def timed(way: Callable[[], Episodes], engine: RolloutEngine, folder: str) -> tuple[Episodes, np.ndarray[Any, Any]]:
@@ -110,11 +110,11 @@ def timed(way: Callable[[], Episodes], engine: RolloutEngine, folder: str) -> tu
 
 
 def tokens(episodes: Episodes) -> list[list[int]]:
-    return [trace.response_ids for _, episode in episodes for trace in episode.traces()]
+    return [trace.response_ids for episode in episodes for trace in episode.traces()]
 
 
 def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarray[Any, Any]]], same: bool) -> None:
-    traces = [trace for _, episode in episodes for trace in episode.traces()]
+    traces = [trace for episode in episodes for trace in episode.traces()]
     totals = sum_over_ranks(
         {
             "traces": len(traces),

@@ -54,8 +54,9 @@ def filter_by_difficulty(
             chunk = problems[start : start + stride]
             tasks = [Task(problem, -1, (config.run.seed, "filter", problem.id)) for problem in chunk]
             episodes = pipeline.run(tasks, aggregates=False)
-            for part in gather_objects([(e.problem.id, [t.reward for t in e.search]) for _, e in episodes]):
-                rewards.update(part)
+            sampled = {episode.problem.id: [trace.reward for trace in episode.search] for episode in episodes}
+            for of_rank in gather_objects(sampled):
+                rewards.update(of_rank)
             log.info("%d of %d problems sampled", len(rewards), len(problems))
     split = split_by_difficulty(problems, rewards, low, high)
     if runtime.is_main:

@@ -77,6 +77,7 @@ class Episode:
 
     A set's members are positions in `traces()`; of search traces, and where there are several levels
     also of answers to earlier sets. Without aggregation `aggregation` is empty; `sets` too, unless credit is by sets.
+    `index` numbers the prompts of a batch in the order in which they were drawn, over all ranks.
     """
 
     problem: Problem
@@ -84,6 +85,7 @@ class Episode:
     search: list[Trace]
     sets: list[tuple[int, ...]] = field(default_factory=list)
     aggregation: list[list[Trace]] = field(default_factory=list)
+    index: int = field(kw_only=True)
 
     def traces(self) -> list[Trace]:
         """Search traces first, then the aggregation traces set by set."""

@@ -98,32 +98,35 @@ def train_step(run: Run, step: int) -> dict[str, float]:
             metrics |= run.sync()
         with timer("save_traces"):
             if config.telemetry.traces:
-                write_traces(trace_path(run.folder, step + 1, run.runtime.rank), [e for _, e in batch.sampled])
+                write_traces(trace_path(run.folder, step + 1, run.runtime.rank), batch.sampled)
     times = max_over_ranks(timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
     return metrics | times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
 
 
-def _minibatches(batch: Batch, count: int) -> list[list[tuple[int, Episode]]]:
-    """The kept episodes in `count` parts by draw number, the same parts whatever the number of ranks."""
-    parts = [set(batch.kept_draws[part::count]) for part in range(count)]
-    return [[(draw, episode) for draw, episode in batch.kept if draw in part] for part in parts]
+def _minibatches(batch: Batch, count: int) -> list[list[Episode]]:
+    """Split the kept episodes into `count` parts by prompt index, the same parts on any number of ranks."""
+    part_of = {index: position % count for position, index in enumerate(batch.kept_indices)}
+    parts: list[list[Episode]] = [[] for _ in range(count)]
+    for episode in batch.kept:
+        parts[part_of[episode.index]].append(episode)
+    return parts
 
 
-def _sequences(run: Run, kept: list[tuple[int, Episode]]) -> dict[str, list[TrainingSequence]]:
+def _sequences(run: Run, kept: list[Episode]) -> dict[str, list[TrainingSequence]]:
     """By the model that wrote them, this rank's traces with a gradient, weighted by the denominators of all ranks;
     collective."""
-    local = component_totals([episode for _, episode in kept], run.objective.components)
+    local = component_totals(kept, run.objective.components)
     totals = _sum_totals(local)
     all_traces = Regularizers.of(run.config.algorithm).active
     sequences: dict[str, list[TrainingSequence]] = {model: [] for model in run.policies}
     models = run.models
-    for draw, episode in kept:
+    for episode in kept:
         for position, trace in enumerate(episode.traces()):
             if trace.component not in totals or not (trace.effective or all_traces) or not trace.response_ids:
                 continue
             sequence = TrainingSequence(
-                key=(draw, position),
+                key=(episode.index, position),
                 prompt_ids=trace.prompt_ids,
                 response_ids=trace.response_ids,
                 sampler_logprobs=trace.logprobs,

@@ -20,7 +20,7 @@ def evaluate(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_
         Task(problem, -1, (run_seed, "eval", problem.id, repeat)) for problem in problems for repeat in range(repeats)
     ]
     sums = {"search": 0.0, "pass": 0.0, "aggregation": 0.0}
-    for _, episode in pipeline.run(tasks, aggregates=True):
+    for episode in pipeline.run(tasks, aggregates=True):
         rewards = [trace.reward for trace in episode.search]
         answers = [trace.reward for group in episode.aggregation for trace in group]
         sums["search"] += sum(rewards) / len(rewards)

@@ -44,8 +44,8 @@ def sample(
         tasks = [Task(problem, -1, (seed, "eval", problem.id)) for problem in problems[start : start + chunk]]
         episodes = pipeline.run(tasks, aggregates=True)
         if pipeline.engine.replica.leader:
-            store.write_traces(sampling.name, number, runtime.rank, [episode for _, episode in episodes])
-        parts = gather_objects([(index, judge(episode)) for index, episode in episodes])
+            store.write_traces(sampling.name, number, runtime.rank, episodes)
+        parts = gather_objects([(episode.index, judge(episode)) for episode in episodes])
         if runtime.is_main:
             whole = sorted((item for part in parts for item in part), key=lambda item: item[0])
             store.write(sampling.name, number, [each for _, each in whole])

@@ -20,18 +20,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Batch:
-    """This rank's part of a step's episodes, and what all ranks know of the whole.
+    """A step's batch: this rank's episodes, and counts over all ranks.
 
-    `kept` are trained on, by their draw number; `sampled` holds every whole local episode, kept or not, with its draw
-    number. `kept_draws` lists those of all ranks, in order; `draws`, `effective` and `cancelled` count over all ranks.
+    `sampled` are all complete episodes of this rank, of which `kept` are trained on, both in order of `Episode.index`.
+    Over all ranks, `kept_indices` are the indices of the kept episodes in ascending order, `num_prompts` counts the
+    prompts sampled, `num_effective` those of them with an effective episode, and `num_cancelled` those started in vain.
     """
 
-    sampled: list[tuple[int, Episode]]
-    kept: list[tuple[int, Episode]]
-    kept_draws: list[int]
-    draws: int
-    effective: int
-    cancelled: int
+    sampled: list[Episode]
+    kept: list[Episode]
+    kept_indices: list[int]
+    num_prompts: int
+    num_effective: int
+    num_cancelled: int
 
 
 class BatchCollector:
@@ -65,16 +66,16 @@ class BatchCollector:
                 "%d of %d problems are effective after %d draws (batch.max_resample_rounds is %d): training on those",
                 effective, self.config.problems, feed.drawn, self.config.max_resample_rounds,
             )  # fmt: skip
-        kept = [draw for draw, counts in sorted(settled.items()) if counts or not self.config.dynamic_sampling]
+        kept = [index for index, counts in sorted(settled.items()) if counts or not self.config.dynamic_sampling]
         kept = kept[: self.config.problems]
-        sampled = [(draw, episode) for draw, episode in sampled if draw in settled]
+        sampled = [episode for episode in sampled if episode.index in settled]
         return Batch(
             sampled=sampled,
-            kept=[(draw, episode) for draw, episode in sampled if draw in set(kept)],
-            kept_draws=kept,
-            draws=len(settled),
-            effective=effective,
-            cancelled=feed.drawn - len(settled),
+            kept=[episode for episode in sampled if episode.index in set(kept)],
+            kept_indices=kept,
+            num_prompts=len(settled),
+            num_effective=effective,
+            num_cancelled=feed.drawn - len(settled),
         )
 
 

@@ -29,7 +29,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     all traces, whether trained on or not.
     """
     sums: Counter[str] = Counter()
-    for _, episode in batch.sampled:
+    for episode in batch.sampled:
         for trace in episode.traces():
             finite = [p for p in trace.logprobs if math.isfinite(p)]
             sums.update(
@@ -48,11 +48,11 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             )
     total = sum_over_ranks(dict(sums))
     metrics = {
-        "batch/problems": float(len(batch.kept_draws)),
-        "batch/draws": float(batch.draws),
-        "batch/surplus": float(max(0, batch.effective - len(batch.kept_draws))),
-        "effective/share": batch.effective / batch.draws,
-        "batch/cancelled": float(batch.cancelled),
+        "batch/problems": float(len(batch.kept_indices)),
+        "batch/draws": float(batch.num_prompts),
+        "batch/surplus": float(max(0, batch.num_effective - len(batch.kept_indices))),
+        "effective/share": batch.num_effective / batch.num_prompts,
+        "batch/cancelled": float(batch.num_cancelled),
         "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
         "rollout/cached_share": total.get("cached_tokens", 0.0) / max(total.get("prompt_tokens", 0.0), 1.0),
         "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),

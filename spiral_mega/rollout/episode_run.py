@@ -107,7 +107,7 @@ class EpisodeRun:
                 )
         search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
         aggregation = aggregation if self.recipe.plan.answers else []
-        return Episode(self.task.problem, self.task.step, search, self.sets, aggregation)
+        return Episode(self.task.problem, self.task.step, search, self.sets, aggregation, index=self.index)
 
     def _trace(self, position: int) -> Trace | None:
         """The trace at a position of `Episode.traces()`, once it is there."""

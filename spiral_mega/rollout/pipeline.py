@@ -81,14 +81,14 @@ class Pipeline:
         self.lag = LAG if engine.replica.count > 1 else 0
         self.group = dist.new_group(backend="gloo")  # of the exchanges, which run beside the engines' own collectives
 
-    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:
-        """An episode for each of the tasks of all ranks; this rank returns those that it keeps, by task number.
+    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[Episode]:
+        """An episode for each of the tasks of all ranks; this rank returns those that it keeps, in order of `index`.
 
         Collective: every rank gives the same tasks. Raises Interrupted on all of them when any was told to stop.
         """
         return self.stream(_Fixed(tasks), aggregates=aggregates)
 
-    def stream(self, feed: Feed, *, aggregates: bool) -> list[tuple[int, Episode]]:
+    def stream(self, feed: Feed, *, aggregates: bool) -> list[Episode]:
         """As `run`, of tasks that `feed` gives one after the other and may give up; each is numbered as it comes."""
         return _Stream(self, feed, aggregates).run()
 
@@ -164,7 +164,7 @@ class _Stream:
         # Of the last exchanges: context placed on each replica, which the load that it tells does not show yet.
         self.placed: deque[list[int]] = deque(maxlen=self.pipeline.lag)
 
-    def run(self) -> list[tuple[int, Episode]]:
+    def run(self) -> list[Episode]:
         self._draw({})
         started = reported = time.monotonic()
         done = 0
@@ -189,7 +189,7 @@ class _Stream:
         # Every rank has told as often as this one, so the exchanges still under way had an end.
         if self.interrupted:
             raise Interrupted
-        return sorted(self.episodes.items(), key=lambda each: each[0]) if self.replica.leader else []
+        return [self.episodes[index] for index in sorted(self.episodes)] if self.replica.leader else []
 
     def _draw(self, settled: dict[int, bool]) -> None:
         """Start what the feed gives next."""

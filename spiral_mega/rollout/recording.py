@@ -23,7 +23,6 @@ from spiral_mega.traces import Episode
 RECORD = pa.schema(
     [
         *EPISODE,
-        pa.field("draw", pa.int32()),
         pa.field("prompts", pa.list_(pa.list_(pa.int32()))),  # of the search, then of each set
     ]
 )
@@ -45,10 +44,10 @@ class Recorder:
     def collect(self, step: int) -> Batch:
         batch = self.collector.collect(step)
         facts = {
-            "kept_draws": batch.kept_draws,
-            "draws": batch.draws,
-            "effective": batch.effective,
-            "cancelled": batch.cancelled,
+            "kept_indices": batch.kept_indices,
+            "num_prompts": batch.num_prompts,
+            "num_effective": batch.num_effective,
+            "num_cancelled": batch.num_cancelled,
             "ranks": self.runtime.world_size,
         }
         schema = RECORD.with_metadata({"batch": json.dumps(facts)})
@@ -71,18 +70,19 @@ class Replayer:
         sampled = []
         for rank in range(facts["ranks"]):
             for row in read_traces(trace_path(self.folder, step + 1, rank)):
-                if row["draw"] % self.runtime.world_size == self.runtime.rank:
-                    sampled.append((row["draw"], episode_of(row, row["prompts"])))
-        sampled.sort(key=lambda each: each[0])
-        for _, episode in sampled:
+                if row["index"] % self.runtime.world_size == self.runtime.rank:
+                    sampled.append(episode_of(row, row["prompts"]))
+        sampled.sort(key=lambda episode: episode.index)
+        for episode in sampled:
             self.objective.assign(episode)
+        kept = set(facts["kept_indices"])
         return Batch(
             sampled=sampled,
-            kept=[(draw, episode) for draw, episode in sampled if draw in set(facts["kept_draws"])],
-            kept_draws=facts["kept_draws"],
-            draws=facts["draws"],
-            effective=facts["effective"],
-            cancelled=facts["cancelled"],
+            kept=[episode for episode in sampled if episode.index in kept],
+            kept_indices=facts["kept_indices"],
+            num_prompts=facts["num_prompts"],
+            num_effective=facts["num_effective"],
+            num_cancelled=facts["num_cancelled"],
         )
 
     def _facts(self, step: int) -> dict[str, Any]:
@@ -101,8 +101,7 @@ class Replayer:
         return facts
 
 
-def _record_row(item: tuple[int, Episode]) -> dict[str, Any]:
-    draw, episode = item
+def _record_row(episode: Episode) -> dict[str, Any]:
     groups = [episode.search, *episode.aggregation]
     prompts = [np.asarray(group[0].prompt_ids, dtype=np.int32) for group in groups]
-    return episode_row(episode) | {"draw": draw, "prompts": prompts}
+    return episode_row(episode) | {"prompts": prompts}

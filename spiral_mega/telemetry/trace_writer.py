@@ -42,6 +42,7 @@ TRACE = pa.struct(
 EPISODE = pa.schema(
     {
         "step": pa.int32(),
+        "index": pa.int32(),
         "problem_id": pa.string(),
         "source": pa.string(),
         "verifier": pa.string(),
@@ -91,7 +92,8 @@ def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) 
     """
     messages = tuple(dict(message) for message in row["messages"])
     problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["verifier"], row["source"])
-    episode = Episode(problem, row["step"], [], [tuple(members) for members in row["sets"]])
+    sets = [tuple(members) for members in row["sets"]]
+    episode = Episode(problem, row["step"], [], sets, index=row["index"])
     answered = any(each["set_index"] is not None for each in row["traces"])
     episode.aggregation = [[] for _ in episode.sets] if answered else []
     for each in row["traces"]:
@@ -123,6 +125,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
     """What a file of traces says of an episode."""
     return {
         "step": episode.step,
+        "index": episode.index,
         "problem_id": episode.problem.id,
         "source": episode.problem.source,
         "verifier": episode.problem.verifier,

@@ -28,6 +28,7 @@ def episode(search, sets=(), rewards=(), lengths=None, name="p"):
             [trace(AGGREGATION, i, lengths[k][i], reward, k) for i, reward in enumerate(row)]
             for k, row in enumerate(rewards)
         ],
+        index=0,
     )
 
 

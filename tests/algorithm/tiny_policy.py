@@ -121,7 +121,7 @@ def episode_of(plan, sets, traces):
     own = [trace(t.component, t.index, tuple(t.response_ids), t.set_index) for t in traces]
     n = plan.search_traces
     starts = range(n, len(own), plan.answers) if plan.answers else ()
-    return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.answers] for i in starts])
+    return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.answers] for i in starts], index=0)
 
 
 def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, frozen=None):

@@ -22,6 +22,7 @@ def episode(search, sets=(), answers=()):
             [trace(AGGREGATION, i, reward, tokens, l) for i, (reward, _, tokens) in enumerate(each)]
             for l, each in enumerate(answers)
         ],
+        index=0,
     )
     return made, groups
 

@@ -118,7 +118,7 @@ def sample(folder: Path, runtime: Runtime, environment: str | None) -> list[Epis
     with VerifierPool(10.0, 1, ("exact",)) as verifier:
         prompter = Prompter(config.prompts, tokenizer)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
-        return [episode for _, episode in pipeline.run([task(each) for each in sums(8)], aggregates=False)]
+        return pipeline.run([task(each) for each in sums(8)], aggregates=False)
 
 
 def searches(episodes: list[Episode]) -> list[Trace]:

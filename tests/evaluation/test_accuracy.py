@@ -22,7 +22,7 @@ def by_hand(run_seed, problems=PROBLEMS, repeats=REPEATS):
     for i in range(problems):
         for repeat in range(repeats):
             task = Task(problem(f"p{i}"), -1, (run_seed, "eval", f"p{i}", repeat))
-            episode = pipeline.episode(task, aggregates=True)
+            episode = pipeline.episode(0, task, aggregates=True)
             search += [trace.reward for trace in episode.search]
             answers += [trace.reward for group in episode.aggregation for trace in group]
             passed.append(any(trace.reward >= 1 for trace in episode.search))
@@ -41,15 +41,15 @@ class FixedPipeline:
     def run(self, tasks, *, aggregates):
         assert aggregates
         rewards = [[1, 0.5, 0, 0], [0.9, 0.9, 0, 0]]
-        return [(i, self.episode(task, rewards[i % 2])) for i, task in enumerate(tasks)]
+        return [self.episode(i, task, rewards[i % 2]) for i, task in enumerate(tasks)]
 
-    def episode(self, task, rewards):
+    def episode(self, index, task, rewards):
         def trace(component, i, reward, set_index=None):
             return Trace(component, i, [1], [2], [-1.0], "stop", "", set_index, float(reward))
 
         search = [trace(SEARCH, i, reward) for i, reward in enumerate(rewards)]
         groups = [[trace(AGGREGATION, i, r, l) for i, r in enumerate(row)] for l, row in enumerate([[1, 0], [1, 1]])]
-        return Episode(task.problem, task.step, search, [(0, 1), (2, 3)], groups)
+        return Episode(task.problem, task.step, search, [(0, 1), (2, 3)], groups, index=index)
 
 
 def test_means_are_those_of_numbers_worked_out_by_hand(runtime):

@@ -57,7 +57,7 @@ def episode(name: str, *, flag: str = "") -> Episode:
         search = [trace(SEARCH, i, 0.0, f"{name} search {i}") for i in range(3)]
     answers = [[trace(AGGREGATION, 0, float(l == 0), f"{name} answer to {l}", l)] for l in range(3)]
     problem = Problem(name, ({"role": "user", "content": f"problem {name}"},), ("42",), "exact")
-    return Episode(problem, 0, search, SETS, answers)
+    return Episode(problem, 0, search, SETS, answers, index=0)
 
 
 def write_small_run(folder: Path) -> Path:
@@ -84,6 +84,6 @@ def write_large_run(folder: Path, traces: int) -> Path:
                 for l in range(4)
             ]
             problem = Problem(f"large/{i}", ({"role": "user", "content": f"problem {i}"},), ("1",), "exact")
-            episodes.append(Episode(problem, step, search, sets, answers))
+            episodes.append(Episode(problem, step, search, sets, answers, index=i))
         write_traces(trace_path(folder, step, 0), episodes)
     return folder

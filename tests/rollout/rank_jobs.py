@@ -53,7 +53,7 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
         tasks = [Task(each, 5, (7, 5, each.id, 0)) for each in problems]
         mine = pipeline.run(tasks, aggregates=True)
         after = evaluate(pipeline, problems[:3], 2, run_seed=7)
-    return {"episodes": {each.problem.id: each for _, each in mine}, "before": before, "after": after}
+    return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
 
 
 def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int) -> dict[str, Any]:
@@ -192,8 +192,8 @@ def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, 
 def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
     """The metrics of a batch of one episode on each rank, with parts[rank] as its searches; an empty one is none."""
     traces = parts[runtime.rank]
-    sampled = [(runtime.rank, Episode(problem("p"), 0, traces))] if traces else []
-    return batch_metrics(Batch(sampled, sampled, kept_draws=[0, 3], draws=8, effective=5, cancelled=2))
+    sampled = [Episode(problem("p"), 0, traces, index=runtime.rank)] if traces else []
+    return batch_metrics(Batch(sampled, sampled, kept_indices=[0, 3], num_prompts=8, num_effective=5, num_cancelled=2))
 
 
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:

@@ -135,12 +135,12 @@ class ScriptedPipeline:
         self.replica = replica or Replica()
         self.calls: list[list[Task]] = []
 
-    def run(self, tasks: list[Task], *, aggregates: bool) -> list[tuple[int, Episode]]:
+    def run(self, tasks: list[Task], *, aggregates: bool) -> list[Episode]:
         mine = range(self.replica.index, len(tasks), self.replica.count)
         self.calls.append([tasks[i] for i in mine])
-        return [(i, self.episode(tasks[i], aggregates)) for i in mine]
+        return [self.episode(i, tasks[i], aggregates) for i in mine]
 
-    def stream(self, feed: Feed, *, aggregates: bool) -> list[tuple[int, Episode]]:
+    def stream(self, feed: Feed, *, aggregates: bool) -> list[Episode]:
         count = self.replica.count
         waiting: dict[int, Task] = {}
         whole: dict[int, Episode] = {}
@@ -153,25 +153,25 @@ class ScriptedPipeline:
             drawn += len(new)
             self.in_progress.append(len(waiting))
             ended = {i for i in waiting if derive_seed(i, drawn, count) % 3 == 0} or {max(waiting)}
-            mine = {i: self.episode(waiting[i], aggregates) for i in ended if i % count == self.replica.index}
+            mine = {i: self.episode(i, waiting[i], aggregates) for i in ended if i % count == self.replica.index}
             whole |= mine
             waiting = {i: each for i, each in waiting.items() if i not in ended}
             flags = gather_objects({i: feed.settle(episode) for i, episode in mine.items()})
             new = feed.next({i: flag for part in flags for i, flag in part.items()})
-        return sorted(whole.items(), key=lambda each: each[0])
+        return [whole[i] for i in sorted(whole)]
 
     def effective(self, seed_parts: tuple[int | str, ...]) -> bool:
         return derive_seed(*seed_parts, "effective") / 2**62 < self.effective_share
 
-    def episode(self, each: Task, aggregates: bool) -> Episode:
+    def episode(self, index: int, each: Task, aggregates: bool) -> Episode:
         rng = random.Random(derive_seed(*each.seed_parts))
         first = [1.0, 0.0] if self.effective(each.seed_parts) else [1.0, 1.0]
         search = [scripted_trace(SEARCH, i, reward, rng) for i, reward in enumerate(first)]
         if not aggregates:
-            return Episode(each.problem, each.step, search)
+            return Episode(each.problem, each.step, search, index=index)
         sets = [(0,), (1,)]
         groups = [[scripted_trace(AGGREGATION, i, float(rng.random() < 0.4), rng, l) for i in (0, 1)] for l in (0, 1)]
-        return Episode(each.problem, each.step, search, sets, groups)
+        return Episode(each.problem, each.step, search, sets, groups, index=index)
 
 
 def scripted_trace(

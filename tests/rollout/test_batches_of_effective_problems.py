@@ -53,11 +53,11 @@ def test_the_first_effective_draws_are_kept_and_no_others(by_world, world, case)
         wanted = effective[: batch["problems"]] if batch.get("dynamic_sampling", True) else list(range(len(draws)))
         for rank in ranks:
             got = rank[step]["batch"]
-            assert got.kept_draws == wanted
-            assert (got.draws, got.effective) == (len(draws), len(effective))
-        kept = sorted((draw, e.problem.id) for rank in ranks for draw, e in rank[step]["batch"].kept)
+            assert got.kept_indices == wanted
+            assert (got.num_prompts, got.num_effective) == (len(draws), len(effective))
+        kept = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].kept)
         assert kept == [(i, draws[i][0]) for i in wanted], "each on one rank"
-        sampled = sorted((draw, e.problem.id) for rank in ranks for draw, e in rank[step]["batch"].sampled)
+        sampled = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].sampled)
         assert sampled == [(i, name) for i, (name, _, _) in enumerate(draws)]
 
 
@@ -67,9 +67,9 @@ def test_draws_go_on_while_problems_are_missing_and_end_at_the_bound(by_world, w
     bound = batch["problems"] * (1 + batch.get("max_resample_rounds", 4))
     for step in range(STEPS):
         got = by_world[world][case][0][step]
-        drawn = got["batch"].draws + got["batch"].cancelled
+        drawn = got["batch"].num_prompts + got["batch"].num_cancelled
         assert drawn == sum(len(rank[step]["calls"]) for rank in by_world[world][case])
-        assert len(got["batch"].kept_draws) == batch["problems"] or drawn == bound
+        assert len(got["batch"].kept_indices) == batch["problems"] or drawn == bound
         assert drawn <= bound
         assert got["in_progress"][0] == min(bound, batch["problems"] * batch.get("oversample", 1))
 
@@ -86,9 +86,9 @@ def test_the_fastest_fill_the_batch_whatever_was_drawn_before_them(by_world, wor
     gaps = 0
     for rank in by_world[world]["fastest"]:
         for step in rank:
-            kept = step["batch"].kept_draws
+            kept = step["batch"].kept_indices
             assert len(kept) == 8
-            gaps += step["batch"].cancelled > 0 and max(kept) >= step["batch"].draws
+            gaps += step["batch"].num_cancelled > 0 and max(kept) >= step["batch"].num_prompts
     assert gaps > 0
 
 
@@ -99,10 +99,10 @@ def test_the_number_of_ranks_changes_nothing_but_who_samples(by_world, case):
         return [
             {
                 "episodes": sorted(
-                    ((draw, e) for rank in ranks for draw, e in rank[step]["batch"].sampled), key=lambda each: each[0]
+                    (episode for rank in ranks for episode in rank[step]["batch"].sampled), key=lambda each: each.index
                 ),
-                "kept": ranks[0][step]["batch"].kept_draws,
-                "draws": ranks[0][step]["batch"].draws,
+                "kept": ranks[0][step]["batch"].kept_indices,
+                "prompts": ranks[0][step]["batch"].num_prompts,
                 "drawn": ranks[0][step]["drawn"],
             }
             for step in range(STEPS)
@@ -136,7 +136,7 @@ def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_goes_on(
     for rank in by_world[world]["nothing_effective"]:
         for step in rank:
             batch = step["batch"]
-            assert (batch.kept, batch.kept_draws, batch.effective, batch.draws) == ([], [], 0, 12)
+            assert (batch.kept, batch.kept_indices, batch.num_effective, batch.num_prompts) == ([], [], 0, 12)
             assert step["metrics"]["effective/share"] == 0
         assert [step["drawn"] for step in rank] == [12, 24, 36]
 
@@ -144,7 +144,7 @@ def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_goes_on(
 def test_a_rank_without_a_problem_takes_part_all_the_same(by_world):
     ranks = by_world[4]["one_problem_a_step"]
     assert any(not rank[step]["batch"].sampled for rank in ranks for step in range(STEPS))
-    assert all(len(ranks[0][step]["batch"].kept_draws) == 1 for step in range(STEPS))
+    assert all(len(ranks[0][step]["batch"].kept_indices) == 1 for step in range(STEPS))
 
 
 def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runtime):

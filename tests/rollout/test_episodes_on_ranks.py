@@ -98,8 +98,8 @@ def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_at_ho
     assert abs(read[0] - read[1]) < abs(at_home[0] - at_home[1]) / 2
     config = settings(rollout={"sampling.max_context_tokens": 128})
     alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
-    assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each[0]) == alone
-    assert [i for i, _ in ranks[0]["episodes"]] == [0, 2, 4]
+    assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each.index) == alone
+    assert [each.index for each in ranks[0]["episodes"]] == [0, 2, 4]
 
 
 def test_an_engine_goes_on_while_another_is_late_and_what_is_sampled_where_stays_the_same():
@@ -112,7 +112,7 @@ def test_what_is_drawn_and_given_up_follows_from_the_work_and_not_from_the_clock
     assert ranks[0]["told"] == ranks[1]["told"]
     settled = [index for told in ranks[0]["told"] for index in told]
     assert sum(index % 3 != 0 for index in settled) >= 4
-    whole = {index for rank in ranks for index, _ in rank["episodes"]}
+    whole = {each.index for rank in ranks for each in rank["episodes"]}
     assert set(settled) <= whole
     assert len(ranks[0]["told"]) > 2, "all was drawn at once: nothing was tested"
     assert not any(rank["left"] for rank in ranks)

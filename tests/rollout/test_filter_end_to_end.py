@@ -55,11 +55,8 @@ def test_two_ranks_keep_the_problems_that_are_sometimes_solved_in_their_order(me
     assert 0 < len(expected) < len(FILTERED)
     assert [each.id for each in kept] == [each.id for each in expected]
     for loaded, original in zip(kept, expected, strict=True):
-        assert (loaded.messages, loaded.answer, loaded.verifier) == (
-            original.messages,
-            original.answer,
-            original.verifier,
-        )
+        assert (loaded.messages, loaded.answer) == (original.messages, original.answer)
+        assert loaded.verifier == original.verifier
 
 
 def test_what_was_left_out_is_counted_in_the_log(means, kept):

@@ -20,7 +20,7 @@ TWO_LEVELS = SamplingPlan(4, 2, (Level(3, 2, "uniform"), Level(2, 3, "ordered"))
 def run(plan, verifier):
     engine = ScriptedEngine(first_come)
     pipeline = pipeline_of(engine, verifier, settings(), plan=plan)
-    return engine, [episode for _, episode in pipeline.run(TASKS, aggregates=True)]
+    return engine, pipeline.run(TASKS, aggregates=True)
 
 
 def test_sets_that_are_for_credit_alone_are_shown_to_no_one(verifier):
@@ -41,7 +41,7 @@ def test_a_record_of_sets_for_credit_alone_is_replayed(verifier, runtime, tmp_pa
         for trace in episode.search:
             trace.reward = float(trace.index == 0)
         objective.assign(episode)
-    batch = Batch(list(enumerate(episodes)), list(enumerate(episodes)), [0, 1], 2, 2, 0)
+    batch = Batch(episodes, episodes, [0, 1], 2, 2, 0)
 
     class Collected:
         def collect(self, step):
@@ -49,7 +49,7 @@ def test_a_record_of_sets_for_credit_alone_is_replayed(verifier, runtime, tmp_pa
 
     Recorder(Collected(), str(tmp_path), runtime).collect(0)
     replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
-    for (_, got), (_, made) in zip(replayed.sampled, batch.sampled, strict=True):
+    for got, made in zip(replayed.sampled, batch.sampled, strict=True):
         assert (got.sets, got.aggregation) == (made.sets, [])
         assert [t.advantage for t in got.search] == [t.advantage for t in made.search]
         assert any(t.advantage for t in got.search)

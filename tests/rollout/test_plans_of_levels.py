@@ -28,7 +28,7 @@ PLAN = SamplingPlan(4, answers=2, levels=(Level(3, 2, "independent", 5), Level(2
 
 
 def run(engine, verifier, plan=PLAN, **sections):
-    return [e for _, e in pipeline_of(engine, verifier, settings(**sections), plan=plan).run(TASKS, aggregates=True)]
+    return pipeline_of(engine, verifier, settings(**sections), plan=plan).run(TASKS, aggregates=True)
 
 
 @pytest.mark.parametrize("pick", [first_come, last_come, shuffled(1)])

@@ -39,15 +39,15 @@ def batches(runtime, verifier) -> list[Batch]:
     for step in STEPS:
         tasks = [task(problem(f"p{i}", verifier=VERIFIER, answer=f"{i % 3}/3"), step=step) for i in range(6)]
         sampled = pipeline_of(ScriptedEngine(shuffled(step)), verifier, CONFIG).run(tasks, aggregates=True)
-        for _, episode in sampled:
+        for episode in sampled:
             objective.assign(episode)
-        kept = [each for each in sampled if each[0] not in (1, 4)]
-        made.append(Batch(sampled, kept, [draw for draw, _ in kept], draws=6, effective=4, cancelled=3))
+        kept = [each for each in sampled if each.index not in (1, 4)]
+        made.append(Batch(sampled, kept, [0, 2, 3, 5], num_prompts=6, num_effective=4, num_cancelled=3))
     return made
 
 
 def part(batch: Batch, rank: int, world: int) -> Batch:
-    of_rank = lambda items: [each for each in items if each[0] % world == rank]  # noqa: E731
+    of_rank = lambda items: [each for each in items if each.index % world == rank]  # noqa: E731
     return replace(batch, sampled=of_rank(batch.sampled), kept=of_rank(batch.kept))
 
 
@@ -63,7 +63,7 @@ def test_a_replay_is_the_batch_itself_on_any_number_of_ranks(runtime, tmp_path, 
         for step in STEPS:
             replayed = replayer.collect(step)
             expected = part(batches[step], rank, replaying)
-            for (_, got), (_, made) in zip(replayed.sampled, expected.sampled, strict=True):
+            for got, made in zip(replayed.sampled, expected.sampled, strict=True):
                 for a, b in zip(got.traces(), made.traces(), strict=True):
                     assert a.logprobs == pytest.approx(b.logprobs, rel=1e-6)  # float32 holds what an engine gives
                     a.logprobs = b.logprobs
@@ -74,7 +74,7 @@ def test_credit_is_that_of_the_replaying_objective(runtime, tmp_path, batches):
     Recorder(Collected(batches), str(tmp_path), runtime).collect(0)
     grpo = CONFIG.algorithm.model_copy(update={"objective": "grpo", "target_length": None})
     batch = Replayer(str(tmp_path), range(1), make_objective(grpo), runtime).collect(0)
-    for _, episode in batch.sampled:
+    for episode in batch.sampled:
         mean = sum(trace.reward for trace in episode.search) / len(episode.search)
         assert [trace.advantage for trace in episode.search] == pytest.approx([t.reward - mean for t in episode.search])
 

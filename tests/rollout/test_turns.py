@@ -37,11 +37,10 @@ def run(verifier, environment, pick=first_come, **sampling):
         "sampling.max_context_tokens": 400,
         "sampling.environment": HERE + environment,
     }
-    config = settings(
-        rollout=sizes | {f"sampling.{name}": each for name, each in sampling.items()}, policy={"microbatch_tokens": 400}
-    )
+    sizes |= {f"sampling.{name}": value for name, value in sampling.items()}
+    config = settings(rollout=sizes, policy={"microbatch_tokens": 400})
     engine = ScriptedEngine(pick)
-    return engine, [episode for _, episode in pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)]
+    return engine, pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)
 
 
 def turns_of(trace):
@@ -126,16 +125,15 @@ def test_aggregation_sees_whole_conversations(verifier):
 
 def test_a_record_of_several_turns_is_replayed(verifier, runtime, tmp_path):
     _, episodes = run(verifier, "counts_turns")
-    numbered = list(enumerate(episodes))
 
     class Collected:
         def collect(self, step):
-            return Batch(numbered, numbered, [0, 1, 2], 3, 3, 0)
+            return Batch(episodes, episodes, [0, 1, 2], 3, 3, 0)
 
     Recorder(Collected(), str(tmp_path), runtime).collect(0)
     objective = make_objective(settings().algorithm)
     replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
-    for (_, got), made in zip(replayed.sampled, episodes, strict=True):
+    for got, made in zip(replayed.sampled, episodes, strict=True):
         for a, b in zip(got.traces(), made.traces(), strict=True):
             assert (a.response_ids, a.observation_spans, a.answer_text) == (
                 b.response_ids,
@@ -159,7 +157,7 @@ def test_an_environment_that_never_ends_is_bounded_by_turns_and_by_tokens(verifi
 def test_a_silent_environment_changes_nothing(verifier):
     without = pipeline_of(ScriptedEngine(first_come), verifier, settings(rollout={"sampling.max_response_tokens": 40,
                           "sampling.max_context_tokens": 400}, policy={"microbatch_tokens": 400}))  # fmt: skip
-    assert run(verifier, "silent")[1] == [episode for _, episode in without.run(TASKS, aggregates=True)]
+    assert run(verifier, "silent")[1] == without.run(TASKS, aggregates=True)
 
 
 @pytest.mark.parametrize(

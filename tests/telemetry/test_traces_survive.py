@@ -40,6 +40,7 @@ def episode(step: int, problem_id: str = "p") -> Episode:
         search=[trace(SEARCH, i) for i in range(3)],
         sets=[(0, 2), (1, 2)],
         aggregation=[[trace(AGGREGATION, i, s) for i in range(2)] for s in range(2)],
+        index=5,
     )
 
 
@@ -50,7 +51,7 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     rows = read_traces(path)
     assert [row["problem_id"] for row in rows] == [f"p{i}" for i in range(70)]
     row = rows[0]
-    assert (row["step"], row["verifier"]) == (12, "math")
+    assert (row["step"], row["index"], row["verifier"]) == (12, 5, "math")
     assert row["answer"] == ["4", "four"]
     assert row["sets"] == [[0, 2], [1, 2]]
     assert row["messages"][0] == {"role": "system", "content": "s", "name": "n"}
