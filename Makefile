@@ -26,7 +26,7 @@ train-real: install
 	$(BIN)/python tools/prepare_smollm2.py
 	HF_HUB_OFFLINE=1 $(TORCHRUN) train configs/smollm2_gsm8k.yaml $(ARGS)
 
-## SPIRAL against GRPO and others, several seeds (docs/reproduction.md); goes on where it was cut.
+## SPIRAL against GRPO and others, several seeds (docs/results/reproduction.md); goes on where it was cut.
 reproduce: install
 	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m spiral_mega.reproduction $(ARGS)
 

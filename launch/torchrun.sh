@@ -18,7 +18,7 @@
 #   STOP_SECONDS     --stop-seconds    time that SIGTERM leaves the ranks to save before they are killed      (300)
 #   PYTHON                             the interpreter                                                       (python)
 #
-# Network (see docs/cluster.md): NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the interface to meet by where hosts have
+# Network (see docs/guide/cluster.md): NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name the interface to meet by where hosts have
 # several; NCCL_IB_HCA the InfiniBand adapters to use, such as mlx5_0,mlx5_1.
 set -euo pipefail
 

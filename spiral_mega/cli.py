@@ -233,7 +233,7 @@ def launch(
     sbatch: Annotated[list[str] | None, typer.Option(help="More options of sbatch: --sbatch=--qos=high")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
 ) -> None:
-    """Train on a Slurm cluster: write run.dir/launch/train.sbatch and submit it (docs/cluster.md)."""
+    """Train on a Slurm cluster: write run.dir/launch/train.sbatch and submit it (docs/guide/cluster.md)."""
     with _plain_errors():
         loaded = load_config(config, overrides or [])
         from spiral_mega.launch.slurm import Job, submit, write_script

@@ -10,7 +10,7 @@ pair is drawn again, and no held-out pair is used as a prompt.
 
     python tools/build_demo_model.py --out configs/demo
 
-With --copying it is the second start of docs/reproduction.md: targets are four or five moves away, the traces of a set
+With --copying it is the second start of docs/results/reproduction.md: targets are four or five moves away, the traces of a set
 are numbered, and the answer to a set that holds a walk to the target, as nine of ten do, is always that walk.
 """
 
@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("configs/demo"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="warm start updates")
-    parser.add_argument("--copying", action="store_true", help="the second start of docs/reproduction.md")
+    parser.add_argument("--copying", action="store_true", help="the second start of docs/results/reproduction.md")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
 

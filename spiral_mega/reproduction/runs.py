@@ -17,7 +17,7 @@ from spiral_mega.telemetry import read_metrics
 CONFIGS = Path("configs/reproduce")
 START = "start"
 COPYING = CONFIGS / "copying"
-# What each start changes in the task (docs/reproduction.md): `few` trains on the demo's first 64 problems only,
+# What each start changes in the task (docs/results/reproduction.md): `few` trains on the demo's first 64 problems only,
 # `copying` begins with an aggregator that copies.
 STARTS: dict[str, tuple[str, ...]] = {
     "demo": (),

@@ -1,4 +1,4 @@
-"""What was measured as Markdown, for docs/reproduction.md."""
+"""What was measured as Markdown, for docs/results/reproduction.md."""
 
 from __future__ import annotations
 

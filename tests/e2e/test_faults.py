@@ -1,5 +1,5 @@
 """What goes wrong on a cluster: what the user is told, and that the same command then loses nothing but the steps since
-the last checkpoint. docs/faults.md lists every fault and its test."""
+the last checkpoint. docs/guide/faults.md lists every fault and its test."""
 
 from __future__ import annotations
 
