@@ -1,8 +1,8 @@
-"""Errors that are the user's to mend: the command prints their text instead of a traceback."""
+"""Errors that the user can fix: the command prints their text instead of a traceback."""
 
 
 class UserError(ValueError):
-    """Bad input. The text names the file, key or value, and what to do."""
+    """Bad input. The text names the file, key or value, and the remedy."""
 
 
 class ConfigError(UserError):

@@ -1,4 +1,4 @@
-"""The configuration of a run: `schema` says what it may hold, `load` reads it, `checks` finds contradictions."""
+"""The configuration of a run. `schema` defines its keys; `validation.load` reads and checks it."""
 
 from spiral_mega.config.schema import (
     AlgorithmConfig,

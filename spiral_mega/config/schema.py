@@ -1,4 +1,7 @@
-"""The typed configuration of a run: every key, its unit and its default. Unknown keys and wrong types are refused."""
+"""The typed configuration of a run: every key with its unit, meaning and default.
+
+Unknown keys and wrong types are refused.
+"""
 
 from __future__ import annotations
 
@@ -11,107 +14,155 @@ from spiral_mega.config.section import Section
 
 
 class RunConfig(Section):
-    dir: str = Field(description="Folder of the run: config, metrics, traces, checkpoints, plots.")
-    steps: int = Field(gt=0, description="Optimizer steps in the whole run.")
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    """The run as a whole."""
+
+    dir: str = Field(description="Folder of the run: config, metrics, traces, checkpoints, logs.")
+    steps: int = Field(
+        gt=0,
+        description="Batches in the whole run. Each makes batch.minibatches optimizer updates.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of data order, set sampling and responses.")
     resume: Literal["auto", "never"] = Field(
-        default="auto", description="auto: go on from the newest checkpoint in run.dir, if there is one."
+        default="auto", description="auto: resume from the newest checkpoint in run.dir, if any."
     )
     hang_minutes: float = Field(
         default=15.0,
         gt=0,
-        description="When training has not moved for so long on some rank, all write their stacks to run.dir/logs and "
-        "end. Longer than the longest of: one engine step, one micro-batch, loading or ending a checkpoint.",
+        description="Minutes without progress on some rank after which all ranks write their "
+        "stacks to run.dir/logs and exit. Must exceed the longest engine step, "
+        "micro-batch, load or save of a checkpoint.",
     )
 
 
 class LoraConfig(Section):
-    """Low-rank adapters; the defaults are those of Tinker, which the paper trained with."""
+    """Low-rank adapters; the defaults are those of Tinker, with which the paper trained."""
 
-    rank: int = Field(default=32, gt=0)
-    alpha: int = Field(default=32, gt=0)
+    rank: int = Field(default=32, gt=0, description="Rank of each adapter.")
+    alpha: int = Field(default=32, gt=0, description="Scaling: an adapter's output is multiplied by alpha / rank.")
     targets: list[str] = Field(
-        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"],
+        default=[
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+            "lm_head",
+        ],
         min_length=1,
         description="Names of the linear layers to adapt: attention, MLP and unembedding.",
     )
 
 
 class ModelConfig(Section):
+    """The model that training starts from."""
+
     path: str = Field(
-        description="Folder of a model in Hugging Face form (config, safetensors, tokenizer), or hub name."
+        description="Folder of a model in Hugging Face format (config, safetensors, tokenizer), or its hub name."
     )
-    tokenizer: str | None = Field(default=None, description="Folder of the tokenizer, when it is not model.path.")
-    lora: LoraConfig | None = Field(default=None, description="null trains every weight.")
+    tokenizer: str | None = Field(default=None, description="Folder of the tokenizer; null: model.path.")
+    lora: LoraConfig | None = Field(default=None, description="Train adapters only; null: train every weight.")
     dimensions: dict[str, Any] | None = Field(
         default=None,
-        description="Entries of the model's config.json that decide its sizes (model_type among them): `plan` then "
-        "needs no model. A run refuses a model that differs from them.",
+        description="Entries of the model's config.json that determine its sizes, model_type among "
+        "them. With them `spiral-mega plan` needs no model. A run refuses a model that "
+        "differs from them.",
     )
 
 
 class MegatronConfig(Section):
-    """How megatron-core spreads one copy of the model over tensor, context and pipeline parallel ranks."""
+    """How megatron-core distributes one copy of the model over ranks."""
 
     spec: Literal["local", "te"] = Field(
-        default="local", description="Whose modules the layers are: megatron-core's own, or transformer-engine's (GPU)."
+        default="local",
+        description="Layer modules: megatron-core's own (local) or transformer-engine's (te, GPU).",
     )
-    tensor_parallel: int = Field(default=1, gt=0, description="Ranks that share every layer's heads and MLP columns.")
+    tensor_parallel: int = Field(
+        default=1,
+        gt=0,
+        description="Ranks over which each layer's heads and MLP columns are split.",
+    )
     sequence_parallel: bool = Field(
-        default=True, description="Those ranks also share the rows between the layers' products: less memory."
+        default=True,
+        description="Split activations between the tensor-parallel layers by tokens over the same "
+        "ranks, to save memory.",
     )
-    pipeline_parallel: int = Field(default=1, gt=0, description="Stages of consecutive layers.")
+    pipeline_parallel: int = Field(default=1, gt=0, description="Pipeline stages of consecutive layers.")
     virtual_stages: int = Field(
         default=1,
         gt=0,
-        description="Stages of each rank, in turns with the others': less waiting, more messages.",
+        description="Interleaved stages on each rank: shorter pipeline bubbles, more messages.",
     )
-    expert_parallel: int = Field(default=1, gt=0, description="Ranks of a stage that share its experts, each whole.")
+    expert_parallel: int = Field(
+        default=1,
+        gt=0,
+        description="Ranks of a stage over which its experts are distributed, each expert whole.",
+    )
     context_parallel: int = Field(
         default=1,
         gt=0,
-        description="Ranks that share a micro-batch's rows from end to end; policy.microbatch_tokens is for all.",
+        description="Ranks over which the tokens of a micro-batch are split. "
+        "policy.microbatch_tokens counts all of them together.",
     )
 
 
 class PolicyConfig(Section):
+    """How the model is sharded and computed in training."""
+
     backend: Literal["fsdp", "megatron"] = Field(
-        default="fsdp", description="What shards the model; megatron: megatron-core, as `megatron` says."
+        default="fsdp",
+        description="fsdp: PyTorch FSDP2; megatron: megatron-core, laid out by policy.megatron.",
     )
     megatron: MegatronConfig = MegatronConfig()
     param_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Compute type; master weights, gradients' reduction and optimizer stay float32."
+        default="float32",
+        description="Compute dtype. Master weights, gradient reduction and optimizer state stay float32.",
     )
     attention: Literal["auto", "tree_torch", "tree_varlen", "tree_flex"] = Field(
         default="auto",
-        description="Attention over token trees by torch (CPU), flash-attn's varlen kernels (GPU, bfloat16) or "
-        "FlexAttention (GPU); auto: what suits device and compute type.",
+        description="Attention over token trees: torch (CPU), flash-attn's varlen kernels (GPU, "
+        "bfloat16) or FlexAttention (GPU); auto: the one that suits device and dtype.",
     )
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Recompute each layer's activations in the backward pass to save memory.",
+    )
     microbatch_tokens: int = Field(
         default=16384,
         gt=0,
-        description="Distinct tokens in one micro-batch on one rank; what a draw's sequences share counts once, and "
-        "no sequence may be longer.",
+        description="Most distinct tokens of a micro-batch on one rank. Tokens that the sequences "
+        "of a problem share count once. No sequence may be longer.",
     )
     max_skipped_updates: int = Field(
         default=10,
         ge=0,
-        description="Updates skipped in a row because the gradient was not finite; one more ends the run.",
+        description="Most consecutive updates that may be skipped because the gradient was not "
+        "finite; one more ends the run.",
     )
 
 
 class OptimizerConfig(Section):
-    lr: float = Field(default=2e-5, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, allow_inf_nan=True, description="Norm to clip gradients to; .inf only measures it."
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = Field(default=2e-5, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.95), description="Decay rates of the first and the second moment."
     )
-    warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    offload: bool = Field(default=False, description="Keep Adam's moments in CPU memory between optimizer steps.")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the denominator of the update.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=True,
+        description="Clip gradients to this norm; .inf: only measure it.",
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer updates of linear warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant",
+        description="Learning rate after the warm-up; linear and cosine end at 0 with the run.",
+    )
+    offload: bool = Field(default=False, description="Keep Adam's moments in CPU memory between updates.")
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -127,68 +178,91 @@ class OptimizerConfig(Section):
 
 
 class TwoModelsConfig(Section):
-    """Search traces by one policy, theta, all others by another, phi (paper, appendix B). Theta is `model`."""
+    """Two policies: theta (`model`) writes search traces, phi all others (paper, appendix B)."""
 
     form: Literal["adapters", "models"] = Field(
-        description="adapters: model.path with an adapter each, as model.lora says; models: weights of their own."
+        description="adapters: one base model with an adapter for each policy, as model.lora says; "
+        "models: two sets of weights."
     )
     aggregation_model: ModelConfig | None = Field(
-        default=None, description="models: what phi is, with theta's tokens; null: it starts as theta does."
+        default=None,
+        description="For models: the model that phi starts from, with theta's tokens; null: `model`.",
     )
-    aggregation_optimizer: OptimizerConfig | None = Field(default=None, description="phi's; null: as `optimizer`.")
+    aggregation_optimizer: OptimizerConfig | None = Field(
+        default=None, description="Optimizer of phi; null: `optimizer`."
+    )
     frozen: Literal["search", "aggregation"] | None = Field(
-        default=None, description="The one that samples and is not trained; null: both are trained."
+        default=None,
+        description="The policy that samples and is not trained; null: both are trained.",
     )
 
 
 class DataSource(Section):
-    path: str = Field(
-        description="A .jsonl or .parquet file, a local dataset folder, or the name of a Hugging Face dataset."
-    )
-    split: str = Field(default="train", description="Split, for a dataset by name; files have none.")
-    subset: str | None = Field(default=None, description="Configuration of a dataset by name (gsm8k has 'main').")
+    """One file or dataset of problems."""
+
+    path: str = Field(description="A .jsonl or .parquet file, a local dataset folder, or a Hugging Face dataset name.")
+    split: str = Field(default="train", description="Split of a named dataset; files have none.")
+    subset: str | None = Field(default=None, description="Configuration of a named dataset (gsm8k has 'main').")
     verifier: str = Field(
         default="math",
-        description="VerifierPool of its answers: math, exact, arithmetic, or package.module:function. Rows that name "
-        "their own (as the files of `spiral-mega filter` do) keep it.",
+        description="Verifier of the answers: math, exact, arithmetic, or package.module:function. "
+        "Rows that name a verifier, as the files of `spiral-mega filter` do, keep "
+        "theirs.",
     )
     limit: int | None = Field(
-        default=None, gt=0, description="Take the first `limit` problems only; the rest are counted."
+        default=None,
+        gt=0,
+        description="Use only the first `limit` problems; the others are counted in the log.",
     )
 
 
 class DataConfig(Section):
-    train: list[DataSource] = Field(min_length=1)
-    eval: list[DataSource] = Field(default=[])
+    """Problems to train on and held-out problems to evaluate."""
+
+    train: list[DataSource] = Field(min_length=1, description="Sources of training problems.")
+    eval: list[DataSource] = Field(default=[], description="Sources of held-out problems; empty: no evaluation.")
     max_prompt_tokens: int = Field(
-        default=1024, gt=0, description="Problems whose search prompt is longer are left out, and counted."
+        default=1024,
+        gt=0,
+        description="Problems with a longer search prompt are left out and counted in the log.",
     )
     accept_fingerprint: str | None = Field(
         default=None,
-        description="Fingerprint of training problems that a run may go on with although its checkpoint was made with "
-        "others; the error that refuses them names it. They are then drawn from their beginning.",
+        description="Fingerprint of training problems with which a run may resume although its "
+        "checkpoint was made with others; the error that refuses them names it. "
+        "Sampling then starts from their first epoch.",
     )
 
 
 class PromptsConfig(Section):
-    """Chat templates with {problem}, {traces} and, for one trace, {number}, {trace}. Null: the built-in text.
+    """Prompt templates; null: the built-in text.
+
+    The fields are {problem}, {traces} and, for each trace, {number} and {trace}.
 
     Write {{word}} for a literal {word}; other braces are plain text.
     """
 
-    search: str = Field(default="{problem}")
-    aggregation: str | None = None
-    trace: str | None = None
-    unfinished: str | None = None
-    system: str | None = None
+    search: str = Field(default="{problem}", description="Template of the search prompt.")
+    aggregation: str | None = Field(default=None, description="Template of the aggregation prompt.")
+    trace: str | None = Field(default=None, description="Template of one trace in {traces}.")
+    unfinished: str | None = Field(
+        default=None, description="Template of one trace that was truncated at max_response_tokens."
+    )
+    system: str | None = Field(default=None, description="System message; null: none.")
     instruction: str | None = Field(
-        default=None, description="Answer-format instruction added to a problem that does not carry it; '' adds none."
+        default=None,
+        description="Answer-format instruction added to problems that lack it; null: the verifier's; '': none.",
     )
     view: Literal["whole", "answer", "tail"] = Field(
-        default="whole", description="What the aggregator sees: all, the text after the last </think>, or the tail."
+        default="whole",
+        description="Part of a trace that the aggregator sees: all, the text after the last "
+        "</think>, or the last tokens.",
     )
-    tail_tokens: int | None = Field(default=None, gt=0, description="For view: tail.")
-    chat_template_kwargs: dict[str, Any] = Field(default={})
+    tail_tokens: int | None = Field(default=None, gt=0, description="Tokens shown with view: tail.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={},
+        description="Arguments of the tokenizer's apply_chat_template, such as enable_thinking.",
+    )
 
     @model_validator(mode="after")
     def _tail(self) -> PromptsConfig:
@@ -201,47 +275,60 @@ class PromptsConfig(Section):
 
 
 class RewardsConfig(Section):
-    time_limit_s: float = Field(default=5.0, gt=0, description="Wall-clock limit of one verification; past it: 0.")
-    workers: int = Field(default=2, gt=0, description="VerifierPool processes on each rank.")
+    """The processes that verify answers."""
+
+    time_limit_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Wall-clock seconds of one verification; past them the reward is 0.",
+    )
+    workers: int = Field(default=2, gt=0, description="Verifier processes on each rank.")
     max_failure_rate: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Share of a step's verifications that may crash, raise or time out; past it the run ends, before "
-        "it trains on their zeros.",
+        description="Share of a step's verifications that may crash, raise or time out. Above it "
+        "the run ends before it trains on their zero rewards.",
     )
 
 
 class EngineConfig(Section):
-    """The engine that samples."""
+    """The inference engine that samples."""
 
-    name: Literal["transformers", "vllm"] = "transformers"
-    tensor_parallel: int = Field(default=1, gt=0, description="vllm: ranks that share one engine's model.")
-    kv_cache_mb: int = Field(default=1024, gt=0, description="vllm: MiB of KV cache on each rank.")
-    max_num_seqs: int = Field(default=64, gt=0, description="Sequences that an engine decodes together.")
+    name: Literal["transformers", "vllm"] = Field(
+        default="transformers",
+        description="transformers: the whole model on each rank, without another package; vllm: vLLM.",
+    )
+    tensor_parallel: int = Field(default=1, gt=0, description="For vllm: ranks over which one engine is split.")
+    kv_cache_mb: int = Field(default=1024, gt=0, description="For vllm: MiB of KV cache on each rank.")
+    max_num_seqs: int = Field(default=64, gt=0, description="Most sequences that an engine decodes at a time.")
     sleep: bool = Field(
-        default=False, description="vllm on GPU: weights and KV cache leave the device while the policy trains."
+        default=False,
+        description="For vllm on GPU: free the device of weights and KV cache while the policy trains.",
     )
     exchange_steps: int | None = Field(
         default=None,
         gt=0,
-        description="Engine steps between two exchanges of the ranks, by which sets go to the engine that reads the "
-        "least; null: max_response_tokens / 64, at least 8.",
+        description="Engine steps between exchanges of the ranks, in which aggregation sets are "
+        "routed to the engine that has to prefill the fewest tokens; null: "
+        "max_response_tokens / 64, at least 8.",
     )
 
 
 class SamplingConfig(Section):
     """How responses are sampled."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    max_response_tokens: int = Field(gt=0, description="L_max: longest response, search and aggregation alike.")
-    max_context_tokens: int = Field(gt=0, description="Longest prompt plus response that the model is run at.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also of the trainer's log-probs.")
+    max_response_tokens: int = Field(
+        gt=0, description="L_max: most tokens of a response, search and aggregation alike."
+    )
+    max_context_tokens: int = Field(gt=0, description="Most tokens of prompt and response together.")
     environment: str | None = Field(
         default=None,
-        description="What answers a trace's turns: calculator, or package.module:function (spiral_mega/environments); "
-        "null: traces have one turn.",
+        description="Replies to the model's turns: calculator, or package.module:function (see "
+        "spiral_mega/environments); null: traces have one turn.",
     )
-    max_turns: int = Field(default=8, gt=1, description="Turns of the model in a trace that has an environment.")
+    max_turns: int = Field(default=8, gt=1, description="Most turns of the model in a trace with an environment.")
 
 
 class SyncConfig(Section):
@@ -249,34 +336,44 @@ class SyncConfig(Section):
 
     lora: Literal["merge", "adapter"] = Field(
         default="merge",
-        description="What a weight sync sends of a model with adapters: whole merged weights, or (vllm) the adapters "
-        "alone, which the engine adds as it goes.",
+        description="What is sent of a model with adapters. merge: all weights, adapters merged; "
+        "adapter (vllm): the adapters alone, which the engine applies.",
     )
     bucket_mb: float = Field(
-        default=512, gt=0, description="MiB of weights gathered at once for the engine; a larger tensor goes alone."
+        default=512,
+        gt=0,
+        description="MiB of weights gathered at a time; a larger tensor is gathered alone.",
     )
     max_logprob_gap: float = Field(
         default=0.5,
         gt=0,
-        description="Largest |log-prob of engine - of policy| on the canary after a weight sync; past "
-        "it the run stops. Rounding alone gives 1e-5 in float32 and up to a few tenths in bfloat16.",
+        description="Largest |log-prob of engine - log-prob of policy| on a canary prompt after a "
+        "weight sync; above it the run stops. Rounding alone gives 1e-5 in float32 and "
+        "up to a few tenths in bfloat16.",
     )
     max_kl: float | None = Field(
-        default=None, gt=0, description="Bound on sampler/kl, the mismatch between sampler and trainer; null: none."
+        default=None,
+        gt=0,
+        description="Largest sampler/kl, the mismatch between sampler and trainer; null: no limit.",
     )
-    on_max_kl: Literal["warn", "stop"] = Field(default="warn", description="What a step past rollout.sync.max_kl does.")
+    on_max_kl: Literal["warn", "stop"] = Field(
+        default="warn", description="What to do after a step above rollout.sync.max_kl."
+    )
 
 
 class RecordConfig(Section):
-    """Record episodes of a run, or replay recorded ones."""
+    """Record the episodes of a run, or train on recorded ones."""
 
-    write: str | None = Field(default=None, description="Folder to write every step's episodes to, for replay.")
+    write: str | None = Field(default=None, description="Folder to which every step's episodes are recorded.")
     read: str | None = Field(
-        default=None, description="Folder that rollout.record.write wrote: train on its episodes, without an engine."
+        default=None,
+        description="Folder that rollout.record.write filled: train on its episodes, without an engine.",
     )
 
 
 class RolloutConfig(Section):
+    """Sampling of episodes."""
+
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig
     sync: SyncConfig = SyncConfig()
@@ -284,21 +381,24 @@ class RolloutConfig(Section):
 
 
 class KlConfig(Section):
-    """A KL penalty to a frozen reference; what each choice optimises is told in algorithm/regularizers.py."""
+    """A KL penalty to a frozen reference. What each choice optimizes: algorithm/regularizers.py."""
 
-    coefficient: float = Field(gt=0, description="beta")
-    estimator: Literal["k1", "k2", "k3"] = "k2"
-    apply: Literal["loss", "reward"] = "loss"
+    coefficient: float = Field(gt=0, description="beta, the weight of the penalty.")
+    estimator: Literal["k1", "k2", "k3"] = Field(default="k2", description="Estimator of the KL at each token.")
+    apply: Literal["loss", "reward"] = Field(
+        default="loss", description="Add it to the loss of each token, or subtract it from the advantages."
+    )
     reference: str | None = Field(
-        default=None, description="Folder of the reference; null: the model that training starts from."
+        default=None,
+        description="Folder of the reference; null: the model that training starts from.",
     )
 
     @model_validator(mode="after")
     def _has_a_gradient(self) -> KlConfig:
         if self.apply == "loss" and self.estimator == "k1":
             raise ValueError(
-                "algorithm.kl.estimator is k1 and algorithm.kl.apply loss, whose expected gradient is 0: use k2 or "
-                "k3, or apply it as a reward"
+                "algorithm.kl.estimator is k1 and algorithm.kl.apply loss, whose expected gradient is 0: "
+                "use k2 or k3, or apply it as a reward"
             )
         return self
 
@@ -357,9 +457,11 @@ class BatchConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """When checkpoints are saved and how many are kept."""
+
     every: int = Field(default=50, gt=0, description="Steps between checkpoints; the last step is always saved.")
-    keep_last: int = Field(default=2, gt=0)
-    save_hf: bool = Field(default=True, description="Write the final weights in Hugging Face form to run.dir/model.")
+    keep_last: int = Field(default=2, gt=0, description="Newest checkpoints to keep.")
+    save_hf: bool = Field(default=True, description="Write the final weights in Hugging Face format to run.dir/model.")
 
 
 class EvalConfig(Section):
@@ -376,8 +478,13 @@ class EvalConfig(Section):
 
 
 class TelemetryConfig(Section):
-    wandb: str | None = Field(default=None, description="Project name; null: off. WANDB_MODE=offline needs no account.")
-    tensorboard: bool = False
+    """Where metrics and traces go beside run.dir/metrics.jsonl."""
+
+    wandb: str | None = Field(
+        default=None,
+        description="Weights & Biases project; null: off. WANDB_MODE=offline needs no account.",
+    )
+    tensorboard: bool = Field(default=False, description="Write TensorBoard event files to run.dir/tensorboard.")
     traces: bool = Field(default=True, description="Save every trace of every step to run.dir/traces.")
 
 
@@ -399,5 +506,5 @@ class Config(Section):
 
     @property
     def frozen(self) -> str | None:
-        """Of two models, the name of the one that is not trained."""
+        """Return the name of the model that is not trained, of two; None if there is none."""
         return self.two_models.frozen if self.two_models is not None else None

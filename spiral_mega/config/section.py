@@ -1,4 +1,4 @@
-"""What every part of the configuration is."""
+"""The base class of every section of the configuration."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A part of the configuration: strict types, no unknown keys, immutable once read."""
+    """A section of the configuration: strict types, no unknown keys, immutable once read."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
