@@ -43,7 +43,7 @@ def test_no_pair_of_node_and_target_is_computed_twice(sequences: list[TrainingSe
 def test_nothing_to_pack_is_one_token_without_a_loss() -> None:
     batch = pack([])
     assert batch.input_ids.shape == batch.position_ids.shape == (1, 1)
-    for name in ("rows", "targets", "reads", "sampler_logprobs", "advantages", "weights", "sequence_ids"):
+    for name in ("logit_indices", "labels", "gather_indices", "sampler_logprobs", "advantages", "weights", "sequence_ids"):
         assert getattr(batch, name).shape == (0,)
     assert (
         batch.logit_indices.dtype

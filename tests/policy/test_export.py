@@ -9,9 +9,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from spiral_mega.checkpoint import export
 from spiral_mega.config import ModelConfig
 from spiral_mega.distributed.runtime import start_runtime
+from spiral_mega.models import export
 from spiral_mega.models.export import save_pretrained
 from tests.policy.cases import UPDATES, Lab
 from tests.policy.reference import load_model
