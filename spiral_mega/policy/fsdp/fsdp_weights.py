@@ -1,31 +1,45 @@
-"""The policy's weights out of their shards, for engines and exports: whole tensors, a bucket at a time.
+"""Stream the policy's weights out of their FSDP2 shards, for engines and exports: whole tensors, a bucket at a time.
 
-Adapters are merged on the shard, before gathering: each rank computes its own rows of W + scale * B A. The tensors of a
-bucket travel together, and with them the factors A that merging takes.
+    A, sharded by rows        W and B, sharded by rows
+        | gather                   |
+        v                          |
+    A, whole on each rank          |
+        +-------------+------------+
+                      v
+    each rank writes its own rows of W + scale * B A into an empty tensor
+                      | gather
+                      v
+    (name, whole tensor), ... on each rank
+
+Adapters are merged on the shards, before gathering. The tensors of a bucket are gathered together, and so are the
+factors A that merging needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from spiral_mega.distributed.row_gather import RowGatherer, local_shard
 from spiral_mega.models.tensor_names import checkpoint_tensors
 from spiral_mega.policy.lora import ADAPTER, is_of
+from spiral_mega.policy.weight_buckets import make_buckets
 from spiral_mega.process.heartbeat import heartbeat
 
-MERGE_ELEMENTS = 2**18  # of B A at a time, so that the sum and its change of type find it in the cache
+MERGE_ELEMENTS = 2**18  # elements of B A computed at a time, so that the addition and the cast find them in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class _Update:
-    """scale * B A, of an adapter: parameters A [r, in] and B [out, r]."""
+class _LowRankUpdate:
+    """scale * B A, an adapter's change to a weight: parameters A [r, in] and B [out, r]."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -34,11 +48,11 @@ class _Update:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to give away under `names`, and the low-rank update that is merged into it, or None."""
+    """A tensor to yield under each of `names`, and the update to merge into it, or None."""
 
     names: list[str]
     parameter: torch.Tensor
-    update: _Update | None
+    update: _LowRankUpdate | None
 
 
 def full_weights(
@@ -49,37 +63,33 @@ def full_weights(
     dtype: torch.dtype | None = None,
     adapter: str | None = ADAPTER,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole tensors by Hugging Face name, in `dtype` (default: their own), `adapter`, if any, merged: W + scale * B A.
+    """Yield whole tensors by Hugging Face name, in `dtype` (default: their own); collective.
 
-    At most `bucket_bytes` are gathered at once, or one tensor if that is larger. A tied head comes as a tensor of its
-    own, if it has an adapter. Collective: every rank must iterate to the end.
+    `adapter`, if any, is merged: W + scale * B A. A tied head is a tensor of its own if it has an adapter. At most
+    `bucket_bytes` are gathered at once, or one tensor if that is larger. Every rank must iterate to the end.
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    return checkpoint_tensors(base.config.model_type, _stream(_entries(model, adapter), gatherer, bucket_bytes, dtype))
+    tensors = _stream(_list_entries(model, adapter), gatherer, bucket_bytes, dtype)
+    return checkpoint_tensors(base.config.model_type, tensors)
 
 
 def adapter_weights(
     model: PeftModel, gatherer: RowGatherer, *, bucket_bytes: int, adapter: str = ADAPTER
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The whole factors A [r, in] and B [out, r] of every adapted layer, by the names of PEFT's files; as above."""
-    named = [
-        (name.removesuffix(f".{adapter}.weight"), p) for name, p in model.named_parameters() if is_of(adapter, name)
-    ]
-    return _stream([_Entry([f"{name}.weight"], p, None) for name, p in named], gatherer, bucket_bytes, None)
+    """Yield the whole factors A [r, in] and B [out, r] of each adapted layer by the names of PEFT's files; collective.
+
+    Buckets are those of `full_weights`.
+    """
+    entries = []
+    for name, parameter in model.named_parameters():
+        if is_of(adapter, name):
+            layer = name.removesuffix(f".{adapter}.weight")
+            entries.append(_Entry([f"{layer}.weight"], parameter, None))
+    return _stream(entries, gatherer, bucket_bytes, None)
 
 
-def _stream(
-    entries: Iterable[_Entry], gatherer: RowGatherer, bucket_bytes: int, dtype: torch.dtype | None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for bucket in _buckets(entries, bucket_bytes, dtype):
-        heartbeat()
-        whole = _gather(bucket, gatherer, dtype or bucket[0].parameter.dtype)
-        for entry, tensor in zip(bucket, whole, strict=True):
-            for name in entry.names:
-                yield name, tensor
-
-
-def _entries(model: nn.Module, adapter: str | None) -> list[_Entry]:
+def _list_entries(model: nn.Module, adapter: str | None) -> list[_Entry]:
+    """List the tensors to yield; tied parameters are one entry, unless an adapter changes one of them."""
     any_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
     base: nn.Module = model.get_base_model() if isinstance(model, PeftModel) else model
     entries: dict[tuple[int, str], _Entry] = {}
@@ -87,84 +97,116 @@ def _entries(model: nn.Module, adapter: str | None) -> list[_Entry]:
         if ".lora_" in name:
             continue
         if parameter.requires_grad and any_sharded and not isinstance(parameter, DTensor):
-            raise RuntimeError(f"{name} is unsharded, so it holds a copy in compute type and not the weight itself")
+            raise RuntimeError(f"{name} is unsharded, so it holds a copy in compute dtype and not the weight itself")
         owner, _, leaf = name.rpartition(".")
-        update, layer = None, ""  # a tied tensor is given once, but for one that an adapter changes
-        if owner == "base_layer" or owner.endswith(".base_layer"):
-            owner = owner.removesuffix("base_layer").removesuffix(".")
-            name = f"{owner}.{leaf}"
+        layer = _adapted_layer(owner)
+        update = None
+        if layer is not None:
+            name = f"{layer}.{leaf}"
             if adapter is not None and leaf == "weight":
-                update, layer = _update(base.get_submodule(owner), adapter), owner
-        entries.setdefault((id(parameter), layer), _Entry([], parameter, update)).names.append(name)
+                update = _low_rank_update(base.get_submodule(layer), adapter)
+        key = id(parameter), "" if update is None else owner
+        entries.setdefault(key, _Entry([], parameter, update)).names.append(name)
     return list(entries.values())
 
 
-def _buckets(entries: Iterable[_Entry], limit: int, dtype: torch.dtype | None) -> Iterator[list[_Entry]]:
-    """Entries in order, in groups of one type and at most `limit` bytes with their factors A, or of one entry."""
-    bucket: list[_Entry] = []
-    filled = 0
-    for entry in entries:
-        kind = dtype or entry.parameter.dtype
-        factors = [] if entry.update is None else [entry.update.a]
-        size = entry.parameter.numel() * kind.itemsize + sum(each.numel() * each.itemsize for each in factors)
-        if bucket and (filled + size > limit or kind != (dtype or bucket[0].parameter.dtype)):
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(entry)
-        filled += size
-    if bucket:
-        yield bucket
+def _adapted_layer(owner: str) -> str | None:
+    """Return the layer that peft wrapped, if the module `owner` is its `base_layer`."""
+    layer, _, leaf = owner.rpartition(".")
+    return layer if leaf == "base_layer" else None
+
+
+def _low_rank_update(layer: Any, adapter: str) -> _LowRankUpdate:
+    return _LowRankUpdate(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+
+
+def _stream(
+    entries: Iterable[_Entry], gatherer: RowGatherer, bucket_bytes: int, dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of `entries` in order, in buckets of one dtype each."""
+
+    def num_bytes(entry: _Entry) -> int:
+        size = entry.parameter.numel() * (dtype or entry.parameter.dtype).itemsize
+        return size if entry.update is None else size + entry.update.a.numel() * entry.update.a.itemsize
+
+    for bucket_dtype, same_dtype in groupby(entries, key=lambda entry: dtype or entry.parameter.dtype):
+        for bucket in make_buckets(same_dtype, num_bytes, bucket_bytes):
+            heartbeat()
+            for entry, whole in zip(bucket, _gather(bucket, gatherer, bucket_dtype), strict=True):
+                for name in entry.names:
+                    yield name, whole
 
 
 def _gather(bucket: Sequence[_Entry], gatherer: RowGatherer, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """The bucket's tensors, whole and merged, of `dtype`, each with memory of its own or its parameter's."""
+    """Yield the bucket's tensors, whole and merged, in `dtype`, each in memory of its own or its parameter's."""
     parameters = [entry.parameter for entry in bucket]
     factors = [entry.update.a for entry in bucket if entry.update is not None]
     mesh = next((each.device_mesh for each in (*parameters, *factors) if isinstance(each, DTensor)), None)
     if mesh is None or mesh.size() == 1:
         for entry in bucket:
-            if entry.update is None and entry.parameter.dtype == dtype:
-                yield _local(entry.parameter)
-                continue
-            whole = torch.empty_like(_local(entry.parameter), dtype=dtype)
-            _write(entry, None if entry.update is None else _local(entry.update.a), whole)
-            yield whole
+            yield _merge_unsharded(entry, dtype)
         return
-    for each in (*parameters, *factors):
-        if not isinstance(each, DTensor) or each.placements != (Shard(0),) or each.device_mesh != mesh:
-            raise RuntimeError(f"a weight of shape {tuple(each.shape)} is not sharded by rows as the others are")
-    rank, size = mesh.get_local_rank(), mesh.size()
-    forms = [*((each.shape, each.dtype) for each in factors), *((each.shape, dtype) for each in parameters)]
-    wholes = gatherer.empty(forms, _local(parameters[0]).device)
-    whole_factors, wholes = wholes[: len(factors)], wholes[len(factors) :]
-    for factor, whole in zip(factors, whole_factors, strict=True):
-        local_shard(whole, rank, size).copy_(_local(factor))
-    if factors:
-        gatherer.complete(whole_factors)
-    for entry, whole in zip(bucket, wholes, strict=True):
-        _write(entry, None if entry.update is None else whole_factors.pop(0), local_shard(whole, rank, size))
+    _check_row_sharded((*parameters, *factors), mesh)
+    wholes = _write_shards(bucket, mesh, gatherer, dtype)
     gatherer.complete(wholes)
-    while wholes:
+    while wholes:  # drop each tensor once it is read
         yield wholes.pop(0)
 
 
-def _write(entry: _Entry, factor: torch.Tensor | None, out: torch.Tensor) -> None:
-    """This rank's rows of the entry's tensor into `out`: of W, or of W + scale * B A given the whole A, `factor`."""
+def _merge_unsharded(entry: _Entry, dtype: torch.dtype) -> torch.Tensor:
+    """Merge where one rank holds all rows; the parameter's own memory if nothing changes."""
+    weight = _local(entry.parameter)
+    if entry.update is None and weight.dtype == dtype:
+        return weight
+    merged = torch.empty_like(weight, dtype=dtype)
+    _write_rows(entry, None if entry.update is None else _local(entry.update.a), merged)
+    return merged
+
+
+def _check_row_sharded(tensors: Iterable[torch.Tensor], mesh: DeviceMesh) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, DTensor) or tensor.placements != (Shard(0),) or tensor.device_mesh != mesh:
+            raise RuntimeError(f"a weight of shape {tuple(tensor.shape)} is not sharded by rows as the others are")
+
+
+def _write_shards(
+    bucket: Sequence[_Entry], mesh: DeviceMesh, gatherer: RowGatherer, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Allocate the bucket's whole tensors and write this rank's rows of each."""
+    factors = _gather_factors(bucket, mesh, gatherer)
+    device = _local(bucket[0].parameter).device
+    wholes = gatherer.empty([(entry.parameter.shape, dtype) for entry in bucket], device)
+    for entry, factor, whole in zip(bucket, factors, wholes, strict=True):
+        _write_rows(entry, factor, local_shard(whole, mesh.get_local_rank(), mesh.size()))
+    return wholes
+
+
+def _gather_factors(bucket: Sequence[_Entry], mesh: DeviceMesh, gatherer: RowGatherer) -> list[torch.Tensor | None]:
+    """Gather the whole factor A of each entry's update; None for entries without one."""
+    factors = [entry.update.a for entry in bucket if entry.update is not None]
+    if not factors:
+        return [None] * len(bucket)
+    wholes = gatherer.empty([(factor.shape, factor.dtype) for factor in factors], _local(factors[0]).device)
+    for factor, whole in zip(factors, wholes, strict=True):
+        local_shard(whole, mesh.get_local_rank(), mesh.size()).copy_(_local(factor))
+    gatherer.complete(wholes)
+    in_order = iter(wholes)
+    return [None if entry.update is None else next(in_order) for entry in bucket]
+
+
+def _write_rows(entry: _Entry, factor: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Write this rank's rows of the tensor into `out`: of W, or of W + scale * B A given the whole A, `factor`."""
     weight = _local(entry.parameter)
     if factor is None or entry.update is None:
         out.copy_(weight)
         return
-    scale, step = entry.update.scale, max(1, MERGE_ELEMENTS // out.shape[1])
-    parts = (torch.split(each, step) for each in (weight, _local(entry.update.b), out))
+    num_rows = max(1, MERGE_ELEMENTS // out.shape[1])
+    parts = (torch.split(tensor, num_rows) for tensor in (weight, _local(entry.update.b), out))
     for w, b, part in zip(*parts, strict=True):
         if part.dtype == w.dtype:
-            torch.addmm(w, b, factor, alpha=scale, out=part)
+            torch.addmm(w, b, factor, alpha=entry.update.scale, out=part)
         else:
-            part.copy_(torch.addmm(w, b, factor, alpha=scale))
-
-
-def _update(layer: Any, adapter: str) -> _Update:
-    return _Update(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+            part.copy_(torch.addmm(w, b, factor, alpha=entry.update.scale))
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from spiral_mega.policy.megatron.families import (
     unfuse,
 )
 from spiral_mega.policy.megatron.parallel_layout import Layout
+from spiral_mega.policy.weight_buckets import make_buckets
 
 Value = Callable[[nn.Parameter], torch.Tensor]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
@@ -118,7 +120,7 @@ class ShardMap:
         At most `bucket_bytes` are gathered at once, or one tensor if that is larger. `change`, given a tensor's name
         and a rank's part of it, returns what is sent. Collective: every rank must iterate to the end, and gets all.
         """
-        for bucket in self._buckets(bucket_bytes // dtype.itemsize):
+        for bucket in make_buckets(self.shapes, partial(self._num_bytes, dtype=dtype), bucket_bytes):
             gathered = [(name, *self._send(name, value, dtype, change)) for name in bucket]
             for name, whole, pending in gathered:
                 for work, part, buffer in pending:
@@ -153,18 +155,8 @@ class ShardMap:
             pending.append((dist.broadcast(buffer, sender, async_op=True), part, buffer))
         return whole, pending
 
-    def _buckets(self, limit: int) -> Iterator[list[str]]:
-        bucket: list[str] = []
-        filled = 0
-        for name, shape in self.shapes.items():
-            size = torch.Size(shape).numel()
-            if bucket and filled + size > limit:
-                yield bucket
-                bucket, filled = [], 0
-            bucket.append(name)
-            filled += size
-        if bucket:
-            yield bucket
+    def _num_bytes(self, name: str, dtype: torch.dtype) -> int:
+        return torch.Size(self.shapes[name]).numel() * dtype.itemsize
 
     def is_first(self, entry: Entry, name: str) -> bool:
         """Whether `entry` is what gives `name` to others; a tied head's copy on the last stage is not."""
