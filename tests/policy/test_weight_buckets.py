@@ -14,4 +14,4 @@ def test_buckets_are_in_order_within_the_limit_and_no_two_neighbours_fit_togethe
     assert [item for bucket in buckets for item in bucket] == list(enumerate(sizes))
     totals = [sum(size for _, size in bucket) for bucket in buckets]
     assert all(total <= limit or len(bucket) == 1 for bucket, total in zip(buckets, totals, strict=True))
-    assert all(total + following[0][1] > limit for total, (_, following) in zip(totals, pairwise(buckets)))
+    assert all(total + after[0][1] > limit for total, (_, after) in zip(totals, pairwise(buckets), strict=False))
