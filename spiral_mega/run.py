@@ -27,7 +27,7 @@ from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.policy import FrozenPolicy, Policy, build_policies, check_policy
-from spiral_mega.process.stop_request import StopRequest, set_parent_death_signal
+from spiral_mega.process.stop_request import StopRequest, stop_when_launcher_dies
 from spiral_mega.process.watchdog import watched
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards.verifier import make_verifier_pool
@@ -144,7 +144,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         stack.enter_context(record_failure(folder, runtime))
         setup_logging(runtime.rank, folder)
         stop = StopRequest()
-        set_parent_death_signal()
+        stop_when_launcher_dies()
         stack.callback(stop.restore)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm, config.frozen)

@@ -1,1 +1,1 @@
-"""Process group: collectives for bookkeeping, the runtime that chooses the device, gathering of row-sharded tensors."""
+"""The process group: collectives, background collectives, the runtime (device, backend), gathering of row shards."""

@@ -1,4 +1,4 @@
-"""Collectives that run on a thread of their own while the main thread continues."""
+"""Collectives on a background thread, while the main thread continues."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from typing import Any
 
 
 class BackgroundCollectives:
-    """Does calls one after the other on a thread, for collectives on a group of their own that are waited for later.
+    """Runs collectives in order on a background thread and a dedicated process group; collect results with `wait`.
 
-    After a call that fails no other is begun: the ranks would no longer be in step. Left by an exception, it leaves the
-    thread to itself, for a collective that other ranks never join has no end; otherwise it waits for what is under way.
+        with BackgroundCollectives() as background:
+            background.submit(all_to_all_objects, outgoing, group)
+            ...                                   # work on
+            received = background.wait()
+
+    After a call fails, no later call is started: the ranks would no longer be in step. Leaving the block normally waits
+    for all calls. Leaving it by an exception abandons the thread, since a collective that other ranks never join does
+    not return.
     """
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], partial[Any]] | None] = queue.SimpleQueue()
-        self._under_way: deque[Future[Any]] = deque()
-        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._pending: deque[Future[Any]] = deque()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> BackgroundCollectives:
         self._thread.start()
@@ -29,22 +35,23 @@ class BackgroundCollectives:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._calls.put(None)
-        while kind is None and self._under_way:
+        while kind is None and self._pending:
             self.wait()
         if kind is None:
             self._thread.join()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> int:
-        """Have `function(*arguments)` called; how many calls have not been waited for."""
-        self._under_way.append(Future())
-        self._calls.put((self._under_way[-1], partial(function, *arguments)))
-        return len(self._under_way)
+        """Queue `function(*arguments)`; return the number of calls whose result has not been collected."""
+        future: Future[Any] = Future()
+        self._pending.append(future)
+        self._calls.put((future, partial(function, *arguments)))
+        return len(self._pending)
 
     def wait(self) -> Any:
-        """What the first call gave that has not been waited for; raises what it raised, or one before it."""
-        return self._under_way.popleft().result()
+        """Return the result of the oldest uncollected call. Raises what that call, or one before it, raised."""
+        return self._pending.popleft().result()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         failure: BaseException | None = None
         while (call := self._calls.get()) is not None:
             future, function = call

@@ -1,4 +1,4 @@
-"""Exchanges of bookkeeping between ranks: small sums, gathered records, records sent to the rank that needs them."""
+"""Collectives for bookkeeping: small sums and maxima, gathered objects, objects sent to the rank that needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def sum_over_ranks(values: dict[str, float]) -> dict[str, float]:
-    """Each value summed over all ranks, in float64; a key that a rank lacks counts as 0 there."""
+    """Sum each value over all ranks, in float64. A key that a rank lacks counts as 0 there."""
     total: dict[str, float] = {}
     for part in gather_objects(values):
         for key, value in part.items():
@@ -22,7 +22,7 @@ def sum_over_ranks(values: dict[str, float]) -> dict[str, float]:
 
 
 def max_over_ranks(values: dict[str, float]) -> dict[str, float]:
-    """The largest of each value over all ranks."""
+    """Return the largest of each value over all ranks."""
     total: dict[str, float] = {}
     for part in gather_objects(values):
         for key, value in part.items():
@@ -31,16 +31,16 @@ def max_over_ranks(values: dict[str, float]) -> dict[str, float]:
 
 
 def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank's `item`, in rank order, on every rank."""
+    """Return every rank's `item`, in rank order, on every rank."""
     items: list[T | None] = [None] * dist.get_world_size()
     dist.all_gather_object(items, item, group)
     return items  # type: ignore[return-value]
 
 
 def all_to_all_objects(outgoing: Sequence[Sequence[T]], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Send `outgoing[r]` to rank r; return what came here, ordered by sending rank.
+    """Send the objects `outgoing[r]` to rank r; return the objects received, ordered by sending rank.
 
-    Only the rank that needs a record receives it, so memory does not grow with the number of ranks.
+    Each object goes only to the rank that needs it, so memory does not grow with the number of ranks.
     """
     payloads = [torch.frombuffer(bytearray(pickle.dumps(list(part))), dtype=torch.uint8) for part in outgoing]
     sent = torch.tensor([payload.numel() for payload in payloads])

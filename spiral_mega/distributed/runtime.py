@@ -1,4 +1,4 @@
-"""Where the run happens: the one place that chooses device, backend and attention. Everything else is told."""
+"""The runtime: the one place that chooses device, communication backend and attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """This process among its peers."""
+    """This process: its rank, the number of ranks, its device."""
 
     rank: int
     world_size: int
@@ -35,14 +35,19 @@ class Runtime:
         return self.rank == 0
 
     def packed_attention(self, dtype: torch.dtype, wanted: str = "auto") -> str:
-        """The tree attention `wanted`, or the one that suits the device; UserError where `wanted` cannot run."""
+        """Return the tree attention to use: `wanted`, or for "auto" the one that suits device and dtype.
+
+        Raises UserError when `wanted` cannot run here.
+        """
         cuda = self.device.type == "cuda"
         half = dtype in (torch.bfloat16, torch.float16)
         flash = cuda and half and is_flash_attn_2_available()
         if wanted == "auto":
             if cuda and half and not flash:
-                log.warning("flash-attn is not installed: token trees go through FlexAttention, which is slower")
-            return "tree_varlen" if flash else "tree_flex" if cuda else "tree_torch"
+                log.warning("flash-attn is not installed: token trees use FlexAttention, which is slower")
+            if flash:
+                return "tree_varlen"
+            return "tree_flex" if cuda else "tree_torch"
         if wanted == "tree_varlen" and not flash:
             raise UserError("policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto")
         if wanted == "tree_flex" and not cuda:
@@ -50,38 +55,36 @@ class Runtime:
         return wanted
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
-        """How vLLM is to run on the device, beside the policy and with a KV cache of a given size.
+        """Return vLLM's options for running on this device next to the policy, with a KV cache of a given size.
 
-        On GPU it would refuse to start unless most of the memory were free. Its CPU build has no graphs, and cannot
-        rewind a seeded generator after a prompt that was prefilled in parts.
+        On GPU, a low gpu_memory_utilization: by default vLLM refuses to start unless most of the memory is free. Its
+        CPU build has no CUDA graphs, and cannot rewind a seeded generator after a prompt that was prefilled in chunks.
         """
         if self.device.type == "cuda":
             return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
         return {"enable_chunked_prefill": False, "enforce_eager": True}
 
     def row_gatherer(self) -> RowGatherer:
-        """Return what gathers row-sharded tensors over all ranks."""
+        """Return a gatherer of row-sharded tensors over all ranks."""
         group = dist.group.WORLD
         assert group is not None
         return RowGatherer(group)
 
     def empty_cache(self) -> None:
-        """Give memory that torch holds but does not use back to the device, for others to take."""
+        """Return cached memory of torch to the device, so that other libraries can allocate it."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """Wait until the device has done what it was given, so that a clock can be read."""
+        """Wait until the device has finished its queued work, so that a clock can be read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-def _place() -> tuple[int, int, int]:
-    """Rank, world size and local rank, as the launcher's variables say; a process on its own without them."""
-    values = {
-        name: os.environ.get(name, default)
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    }
+def _read_ranks() -> tuple[int, int, int]:
+    """Return rank, world size and local rank from the launcher's variables; without them, those of a single process."""
+    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    values = {name: os.environ.get(name, default) for name, default in defaults.items()}
     try:
         rank, world_size, local_rank = (int(value) for value in values.values())
     except ValueError:
@@ -97,11 +100,11 @@ def _place() -> tuple[int, int, int]:
 
 @contextmanager
 def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
-    """Join the process group that torchrun describes, or form one of a single process, and leave it at the end.
+    """Join the process group that torchrun describes, or form one of a single process; leave it at the end.
 
-    CPU tensors always travel by gloo, so that bookkeeping never waits on the accelerator.
+    CPU tensors always use gloo, so that bookkeeping never waits for the accelerator.
     """
-    rank, world_size, local_rank = _place()
+    rank, world_size, local_rank = _read_ranks()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -117,5 +120,5 @@ def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
     try:
         yield Runtime(rank=rank, world_size=world_size, local_rank=local_rank, device=device)
     finally:
-        if dist.is_initialized():  # an engine may have ended it
+        if dist.is_initialized():  # an engine may have destroyed it
             dist.destroy_process_group()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from spiral_mega.config.schema import SamplingConfig
 from spiral_mega.errors import UserError
-from spiral_mega.process.import_path import load_function
+from spiral_mega.process.imports import load_function
 from spiral_mega.traces import Problem
 
 Message = dict[str, str]

@@ -1,1 +1,1 @@
-"""One process of a run: signals, heartbeat and watchdog, exit, imports."""
+"""The process of a rank: signals and requests to stop, heartbeat and watchdog, imports, exit."""

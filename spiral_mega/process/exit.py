@@ -1,4 +1,4 @@
-"""How a rank's process ends."""
+"""How the process of a rank exits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from contextlib import contextmanager
 
 @contextmanager
 def skip_teardown() -> Iterator[None]:
-    """The process ends after what is done within, by its exit handlers and with its status, but Python stays whole.
+    """Exit with `os._exit` after this block and the exit handlers, skipping interpreter teardown.
 
-    A thread of gloo's may let go of a tensor a little later than the call it served returns. Once Python is being torn
-    down, that ends the thread in the midst of C++ code, which aborts the process (pytorch/pytorch#190489): a run that
-    had finished would count as failed. Exit handlers run last come first, so those registered before this are not
-    reached: enter it before modules are imported that register some which matter.
+    A gloo thread may release a tensor a little after the call that used it has returned. Interpreter teardown ends that
+    thread in the middle of C++ code, which aborts the process (pytorch/pytorch#190489), and a run that had finished
+    would count as failed. Exit handlers run in reverse order of registration, so those registered before this block
+    are not reached: enter it before importing modules whose handlers matter.
     """
-    status = 1  # of any other exception, whose traceback Python prints before its exit handlers
+    status = 1  # for any other exception, whose traceback Python prints before the exit handlers
 
-    def end() -> None:
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it was closed before the start
-            stream.flush()  # should this fail, Python goes on to end as it does of its own
+    def exit_process() -> None:
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed before the start
+            stream.flush()  # if this fails, Python continues with its own teardown
         os._exit(status)
 
-    atexit.register(end)
+    atexit.register(exit_process)
     try:
         yield
         status = 0

@@ -1,4 +1,4 @@
-"""Signs of life of this rank: whatever works calls `heartbeat`, and `watchdog` looks when it last did."""
+"""The heartbeat of this rank: code that makes progress calls `heartbeat`; the watchdog checks when it last did."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _last = (time.monotonic(), "start")
 
 
 def heartbeat(stage: str | None = None) -> None:
-    """Tell that this rank moves; `stage` names what it does from now on."""
+    """Record that this rank makes progress; `stage` names the stage that begins now."""
     global _last
     _last = (time.monotonic(), stage or _last[1])
 
 
 def last_heartbeat() -> tuple[float, str]:
-    """Seconds since the last heartbeat, and the stage that it was in."""
+    """Return the seconds since the last heartbeat, and the stage at that time."""
     when, stage = _last
     return time.monotonic() - when, stage

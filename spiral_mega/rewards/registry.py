@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spiral_mega.process.import_path import load_function
+from spiral_mega.process.imports import load_function
 
 RewardFunction = Callable[[str, tuple[str, ...]], float]
 

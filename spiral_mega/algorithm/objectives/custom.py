@@ -11,7 +11,7 @@ from spiral_mega.algorithm.set_objective import SetObjective
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
 from spiral_mega.errors import UserError
-from spiral_mega.process.import_path import load_function
+from spiral_mega.process.imports import load_function
 from spiral_mega.traces import Problem, Trace
 
 
