@@ -12,16 +12,17 @@ from typing import Any
 
 
 class BackgroundCollectives:
-    """Runs collectives in order on a background thread and a dedicated process group; collect results with `wait`.
+    """Runs collectives in order on a background thread and a dedicated process group; collect
+    results with `wait`.
 
         with BackgroundCollectives() as background:
             background.submit(all_to_all_objects, outgoing, group)
             ...                                   # work on
             received = background.wait()
 
-    After a call fails, no later call is started: the ranks would no longer be in step. Leaving the block normally waits
-    for all calls. Leaving it by an exception abandons the thread, since a collective that other ranks never join does
-    not return.
+    After a call fails, no later call is started: the ranks would no longer be in step. Leaving the
+    block normally waits for all calls. Leaving it by an exception abandons the thread, since a
+    collective that other ranks never join does not return.
     """
 
     def __init__(self) -> None:

@@ -38,9 +38,11 @@ def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def all_to_all_objects(outgoing: Sequence[Sequence[T]], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Send the objects `outgoing[r]` to rank r; return the objects received, ordered by sending rank.
+    """Send the objects `outgoing[r]` to rank r; return the objects received, ordered by sending
+    rank.
 
-    Each object goes only to the rank that needs it, so memory does not grow with the number of ranks.
+    Each object goes only to the rank that needs it, so memory does not grow with the number of
+    ranks.
     """
     payloads = [torch.frombuffer(bytearray(pickle.dumps(list(part))), dtype=torch.uint8) for part in outgoing]
     sent = torch.tensor([payload.numel() for payload in payloads])

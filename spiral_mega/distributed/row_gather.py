@@ -4,7 +4,8 @@
     ...                                   # each rank writes its own rows into them
     gatherer.complete(wholes)             # collective; every rank now has all rows
 
-Rows are sharded as FSDP2 shards them: ceil(rows / world size) on each rank, fewer or none on the last ones.
+Rows are sharded as FSDP2 shards them: ceil(rows / world size) on each rank, fewer or none on the
+last ones.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def local_shard(tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tenso
 class RowGatherer:
     """Gathers row-sharded tensors within `group`.
 
-    Each rank's rows are broadcast straight into their place: an all-gather on CPU would copy everything twice more.
+    Each rank's rows are broadcast straight into their place: an all-gather on CPU would copy
+    everything twice more.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -35,7 +35,8 @@ class Runtime:
         return self.rank == 0
 
     def packed_attention(self, dtype: torch.dtype, wanted: str = "auto") -> str:
-        """Return the tree attention to use: `wanted`, or for "auto" the one that suits device and dtype.
+        """Return the tree attention to use: `wanted`, or for "auto" the one that suits device and
+        dtype.
 
         Raises UserError when `wanted` cannot run here.
         """
@@ -55,10 +56,12 @@ class Runtime:
         return wanted
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
-        """Return vLLM's options for running on this device next to the policy, with a KV cache of a given size.
+        """Return vLLM's options for running on this device next to the policy, with a KV cache of a
+        given size.
 
-        On GPU, a low gpu_memory_utilization: by default vLLM refuses to start unless most of the memory is free. Its
-        CPU build has no CUDA graphs, and cannot rewind a seeded generator after a prompt that was prefilled in chunks.
+        On GPU, a low gpu_memory_utilization: by default vLLM refuses to start unless most of the
+        memory is free. Its CPU build has no CUDA graphs, and cannot rewind a seeded generator after
+        a prompt that was prefilled in chunks.
         """
         if self.device.type == "cuda":
             return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
@@ -100,7 +103,8 @@ def _read_ranks() -> tuple[int, int, int]:
 
 @contextmanager
 def start_runtime(*, timeout_minutes: float = 30.0) -> Iterator[Runtime]:
-    """Join the process group that torchrun describes, or form one of a single process; leave it at the end.
+    """Join the process group that torchrun describes, or form one of a single process; leave it at
+    the end.
 
     CPU tensors always use gloo, so that bookkeeping never waits for the accelerator.
     """

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 def skip_teardown() -> Iterator[None]:
     """Exit with `os._exit` after this block and the exit handlers, skipping interpreter teardown.
 
-    A gloo thread may release a tensor a little after the call that used it has returned. Interpreter teardown ends that
-    thread in the middle of C++ code, which aborts the process (pytorch/pytorch#190489), and a run that had finished
-    would count as failed. Exit handlers run in reverse order of registration, so those registered before this block
-    are not reached: enter it before importing modules whose handlers matter.
+    A gloo thread may release a tensor a little after the call that used it has returned.
+    Interpreter teardown ends that thread in the middle of C++ code, which aborts the process
+    (pytorch/pytorch#190489), and a run that had finished would count as failed. Exit handlers run
+    in reverse order of registration, so those registered before this block are not reached: enter
+    it before importing modules whose handlers matter.
     """
     status = 1  # for any other exception, whose traceback Python prints before the exit handlers
 

@@ -14,8 +14,8 @@ from typing import Any
 def imports_without_gc() -> Iterator[None]:
     """Disable garbage collection during these imports, then freeze the objects that they created.
 
-    The trainer's imports create 660,000 objects that live to the end. Searching them for garbage took an eighth of the
-    CPU time of a process that starts and makes one step of the demo.
+    The trainer's imports create 660,000 objects that live to the end. Searching them for garbage
+    took an eighth of the CPU time of a process that starts and makes one step of the demo.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -30,7 +30,8 @@ def imports_without_gc() -> Iterator[None]:
 def load_function(path: str, num_arguments: int) -> Callable[..., Any]:
     """Import the function that a configuration names as package.module:function.
 
-    Raises ValueError, saying why, when it cannot be imported or called with `num_arguments` arguments.
+    Raises ValueError, saying why, when it cannot be imported or called with `num_arguments`
+    arguments.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):

@@ -13,8 +13,9 @@ _PR_SET_PDEATHSIG = 1
 def block_signals() -> None:
     """Block SIGUSR1 in this thread, and so in the threads and processes that it starts.
 
-    Slurm sends a job's SIGUSR1 to every process of a step, helpers included, but helpers have to serve until the ranks
-    have saved. A process inherits the blocked signals of the thread that starts it, also through exec.
+    Slurm sends a job's SIGUSR1 to every process of a step, helpers included, but helpers have to
+    serve until the ranks have saved. A process inherits the blocked signals of the thread that
+    starts it, also through exec.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 

@@ -43,7 +43,8 @@ _ALARM = "spiral_mega/hang"
 
 @contextmanager
 def watched(folder: Path, runtime: Runtime, limit_s: float) -> Iterator[None]:
-    """End this process and all other ranks when any of them runs `limit_s` seconds in this block without a heartbeat.
+    """End this process and all other ranks when any of them runs `limit_s` seconds in this block
+    without a heartbeat.
 
     SIGUSR2 writes the stacks to the same file and lets the run continue.
     """
@@ -71,8 +72,8 @@ class _Watchdog(Thread):
         self.runtime, self.limit_s, self.stacks = runtime, limit_s, stacks
         self.interval_s = min(10.0, limit_s / 5)
         self._stopped = Event()
-        # A second connection, since the main thread may block in a call on the first. The store belongs to the
-        # launcher, so it answers while any rank hangs.
+        # A second connection, since the main thread may block in a call on the first. The store
+        # belongs to the launcher, so it answers while any rank hangs.
         store: Any = _get_default_store()
         self._store = store.clone()
 
@@ -83,7 +84,8 @@ class _Watchdog(Thread):
 
     def run(self) -> None:
         while not self._stopped.wait(self.interval_s):
-            # For a thread that holds the interpreter lock and never returns it: this timer runs without the lock.
+            # For a thread that holds the interpreter lock and never returns it: this timer runs
+            # without the lock.
             faulthandler.dump_traceback_later(2 * self.limit_s, exit=True, file=self.stacks)
             if last_heartbeat()[0] > self.limit_s or self._alarm_raised():
                 self._end()
@@ -124,8 +126,8 @@ class _Watchdog(Thread):
         states.sort(key=lambda state: (state["waits"], -state["age"]))
         stack_files = self.stacks.name.replace(f"rank{self.runtime.rank}.", "rank*.")
         lines = [
-            f"the run hangs: nothing has moved for run.hang_minutes={self.limit_s / 60:g}. Stacks of all ranks: "
-            f"{stack_files}"
+            f"the run hangs: nothing has moved for run.hang_minutes={self.limit_s / 60:g}. Stacks "
+            f"of all ranks: {stack_files}"
         ]
         for state in states[:MAX_SHOWN]:
             does = "waits for other ranks" if state["waits"] else "does not wait for other ranks"
@@ -150,7 +152,8 @@ class _Watchdog(Thread):
 
 
 def _position(frame: FrameType) -> tuple[str, bool]:
-    """Return where a thread is, as file:line (function), and whether it waits for other ranks there.
+    """Return where a thread is, as file:line (function), and whether it waits for other ranks
+    there.
 
     Frames inside locks and futures are skipped: what counts is the code that waits for them.
     """

@@ -43,13 +43,15 @@ def _algorithm(config: Config) -> Iterator[str]:
     algorithm, max_response_tokens = config.algorithm, config.rollout.sampling.max_response_tokens
     if algorithm.target_length is not None and algorithm.target_length > max_response_tokens:
         yield (
-            f"algorithm.target_length is {algorithm.target_length}, above rollout.sampling.max_response_tokens "
-            f"({max_response_tokens}), so the gate could never close: lower it, or set it to null"
+            f"algorithm.target_length is {algorithm.target_length}, above "
+            f"rollout.sampling.max_response_tokens ({max_response_tokens}), so the gate could "
+            "never close: lower it, or set it to null"
         )
     if algorithm.set_order == "random" and algorithm.set_design == "ordered":
         yield (
-            "algorithm.set_order is 'random', but the sets of algorithm.set_design 'ordered' already come in a random "
-            "order: leave algorithm.set_order at ascending, or choose another design"
+            "algorithm.set_order is 'random', but the sets of algorithm.set_design 'ordered' "
+            "already come in a random order: leave algorithm.set_order at ascending, or choose "
+            "another design"
         )
 
 
@@ -59,18 +61,21 @@ def _response_lengths(config: Config) -> Iterator[str]:
     prompt = config.data.max_prompt_tokens
     if response >= context:
         yield (
-            f"rollout.sampling.max_response_tokens is {response}, which leaves no room for a prompt in "
-            f"rollout.sampling.max_context_tokens ({context}): lower the first or raise the second"
+            f"rollout.sampling.max_response_tokens is {response}, which leaves no room for a "
+            f"prompt in rollout.sampling.max_context_tokens ({context}): lower the first or raise "
+            "the second"
         )
     if prompt + response > context:
         yield (
-            f"data.max_prompt_tokens ({prompt}) plus rollout.sampling.max_response_tokens ({response}) is more than "
-            f"rollout.sampling.max_context_tokens ({context}): lower one of the first two or raise the last"
+            f"data.max_prompt_tokens ({prompt}) plus rollout.sampling.max_response_tokens "
+            f"({response}) is more than rollout.sampling.max_context_tokens ({context}): lower one "
+            "of the first two or raise the last"
         )
     if config.policy.microbatch_tokens < context:
         yield (
-            f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may have "
-            f"rollout.sampling.max_context_tokens ({context}) tokens: raise policy.microbatch_tokens"
+            f"policy.microbatch_tokens is {config.policy.microbatch_tokens}, but a sequence may "
+            f"have rollout.sampling.max_context_tokens ({context}) tokens: raise "
+            "policy.microbatch_tokens"
         )
 
 
@@ -83,9 +88,10 @@ def _aggregation_prompt(config: Config, largest_set: int) -> Iterator[str]:
     longest = config.data.max_prompt_tokens + largest_set * shown_tokens + sampling.max_response_tokens
     if longest > sampling.max_context_tokens:
         yield (
-            f"an aggregation prompt may show {largest_set} traces (algorithm.set_size) of {shown_tokens} tokens, "
-            f"which with problem and response makes {longest}, more than rollout.sampling.max_context_tokens "
-            f"({sampling.max_context_tokens}): raise it, or shorten traces with prompts.view and prompts.tail_tokens"
+            f"an aggregation prompt may show {largest_set} traces (algorithm.set_size) of "
+            f"{shown_tokens} tokens, which with problem and response makes {longest}, more than "
+            f"rollout.sampling.max_context_tokens ({sampling.max_context_tokens}): raise it, or "
+            "shorten traces with prompts.view and prompts.tail_tokens"
         )
 
 
@@ -93,13 +99,13 @@ def _engine(config: Config) -> Iterator[str]:
     engine = config.rollout.engine
     if engine.name == "transformers" and engine.tensor_parallel != 1:
         yield (
-            f"rollout.engine.tensor_parallel is {engine.tensor_parallel}, but the transformers engine holds the whole "
-            "model on each rank: set it to 1, or rollout.engine.name to vllm"
+            f"rollout.engine.tensor_parallel is {engine.tensor_parallel}, but the transformers "
+            "engine holds the whole model on each rank: set it to 1, or rollout.engine.name to vllm"
         )
     if engine.sleep and engine.name != "vllm":
         yield (
-            f"rollout.engine.sleep is true, but the engine {engine.name!r} cannot sleep: set it to false, or "
-            "rollout.engine.name to vllm"
+            f"rollout.engine.sleep is true, but the engine {engine.name!r} cannot sleep: set it to "
+            "false, or rollout.engine.name to vllm"
         )
 
 
@@ -107,8 +113,8 @@ def _sync(config: Config) -> Iterator[str]:
     adapted = all(each.model.lora is not None for each in model_configs(config).values())
     if config.rollout.sync.lora == "adapter" and not (adapted and config.rollout.engine.name == "vllm"):
         yield (
-            "rollout.sync.lora is 'adapter', which needs model.lora and rollout.engine.name=vllm: set both, or "
-            "rollout.sync.lora=merge"
+            "rollout.sync.lora is 'adapter', which needs model.lora and rollout.engine.name=vllm: "
+            "set both, or rollout.sync.lora=merge"
         )
 
 
@@ -116,8 +122,8 @@ def _record(config: Config) -> Iterator[str]:
     record = config.rollout.record
     if record.read is not None and (record.write is not None or config.data.eval):
         yield (
-            f"rollout.record.read is {record.read!r}, which trains without an engine, so nothing is sampled to record "
-            "or to evaluate: set rollout.record.write=null and data.eval=[]"
+            f"rollout.record.read is {record.read!r}, which trains without an engine, so nothing "
+            "is sampled to record or to evaluate: set rollout.record.write=null and data.eval=[]"
         )
 
 
@@ -133,29 +139,30 @@ def _two_models(config: Config, two_models: TwoModelsConfig, objective: Objectiv
     yield from _untrained_models(config, two_models, objective)
     if config.policy.backend == "megatron":
         yield (
-            "two_models is set, but policy.backend is 'megatron', whose parallel state and distributed optimizer are "
-            "built for one model in a process: set policy.backend=fsdp"
+            "two_models is set, but policy.backend is 'megatron', whose parallel state and "
+            "distributed optimizer are built for one model in a process: set policy.backend=fsdp"
         )
     adapters = two_models.form == "adapters"
     if adapters and config.model.lora is None:
         yield "two_models.form is 'adapters', but model.lora is not set: set it, or two_models.form=models"
     if adapters and two_models.aggregation_model is not None:
         yield (
-            "two_models.aggregation_model is set, but with two_models.form 'adapters' both models share the base and "
-            "model.lora: leave it out, or set two_models.form=models"
+            "two_models.aggregation_model is set, but with two_models.form 'adapters' both models "
+            "share the base and model.lora: leave it out, or set two_models.form=models"
         )
     if config.rollout.engine.sleep and not (adapters and config.rollout.sync.lora == "adapter"):
         yield (
-            "rollout.engine.sleep is true, but two_models needs two vLLM engines here, and only one in a process can "
-            "sleep: set rollout.engine.sleep=false, or share one engine with two_models.form=adapters and "
-            "rollout.sync.lora=adapter"
+            "rollout.engine.sleep is true, but two_models needs two vLLM engines here, and only "
+            "one in a process can sleep: set rollout.engine.sleep=false, or share one engine with "
+            "two_models.form=adapters and rollout.sync.lora=adapter"
         )
     if two_models.aggregation_optimizer is not None and two_models.frozen == "aggregation":
         yield "two_models.aggregation_optimizer is set, but two_models.frozen is 'aggregation': leave one of them out"
     if two_models.aggregation_model is not None and two_models.aggregation_model.tokenizer is not None:
         yield (
-            f"two_models.aggregation_model.tokenizer is {two_models.aggregation_model.tokenizer!r}, but both models "
-            "read and write the tokens of model.tokenizer: leave it out"
+            "two_models.aggregation_model.tokenizer is "
+            f"{two_models.aggregation_model.tokenizer!r}, but both models read and write the "
+            "tokens of model.tokenizer: leave it out"
         )
 
 
@@ -170,8 +177,8 @@ def _untrained_models(config: Config, two_models: TwoModelsConfig, objective: Ob
         if two_models.frozen:
             frozen, remedy = f" where two_models.frozen is {two_models.frozen!r}", "choose another objective"
         yield (
-            f"algorithm.objective {config.algorithm.objective!r} trains no {model} traces{frozen}, so that the {model} "
-            f"model of two_models would never be trained: {remedy}"
+            f"algorithm.objective {config.algorithm.objective!r} trains no {model} traces{frozen}, "
+            f"so that the {model} model of two_models would never be trained: {remedy}"
         )
 
 
@@ -184,13 +191,14 @@ def _megatron(config: Config) -> Iterator[str]:
         return
     if layout.virtual_stages > 1 and layout.pipeline_parallel == 1:
         yield (
-            f"policy.megatron.virtual_stages is {layout.virtual_stages}, but policy.megatron.pipeline_parallel is 1, "
-            "so there are no other stages to interleave with: set policy.megatron.virtual_stages to 1"
+            f"policy.megatron.virtual_stages is {layout.virtual_stages}, but "
+            "policy.megatron.pipeline_parallel is 1, so there are no other stages to interleave "
+            "with: set policy.megatron.virtual_stages to 1"
         )
     if config.optimizer.offload:
         yield (
-            "optimizer.offload is true, which policy.backend 'megatron' does not support: set it to false, or "
-            "policy.backend to fsdp"
+            "optimizer.offload is true, which policy.backend 'megatron' does not support: set it "
+            "to false, or policy.backend to fsdp"
         )
 
 
@@ -198,8 +206,8 @@ def _batch(config: Config) -> Iterator[str]:
     batch = config.batch
     if batch.problems % batch.minibatches:
         yield (
-            f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) does not divide: "
-            "choose a divisor"
+            f"batch.problems is {batch.problems}, which batch.minibatches ({batch.minibatches}) "
+            "does not divide: choose a divisor"
         )
 
 

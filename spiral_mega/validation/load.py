@@ -20,11 +20,13 @@ from spiral_mega.validation.contradictions import find_contradictions
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
 ) -> Config:
-    """Load the YAML file `path`, apply dotted `overrides` such as "run.steps=5" or "data.train.0.limit=5", validate.
+    """Load the YAML file `path`, apply dotted `overrides` such as "run.steps=5" or
+    "data.train.0.limit=5", validate.
 
-    `values` take precedence over the file and the overrides over both; without a file (None) there are only `values`
-    and overrides. A file's `include:` (a name or a list, relative to the file) is merged below the file's own keys;
-    later ones win; lists are replaced, not joined. Raises ConfigError.
+    `values` take precedence over the file and the overrides over both; without a file (None) there
+    are only `values` and overrides. A file's `include:` (a name or a list, relative to the file) is
+    merged below the file's own keys; later ones win; lists are replaced, not joined. Raises
+    ConfigError.
     """
     base = _read_yaml(Path(path), ()) if path is not None else OmegaConf.create()
     source = str(path or "the command line")

@@ -13,7 +13,8 @@ from spiral_mega.models.tokenizer import load_tokenizer
 def check_models(config: Config) -> None:
     """Check that each model exists, has the configured dimensions and supports max_context_tokens.
 
-    Of two models, check also that they have the same tokens, since one reads what the other wrote. Raises ConfigError.
+    Of two models, check also that they have the same tokens, since one reads what the other wrote.
+    Raises ConfigError.
     """
     for each in model_configs(config).values():
         _check_model(each.model, config.rollout.sampling.max_context_tokens)
@@ -27,16 +28,17 @@ def _check_model(model: ModelConfig, max_context_tokens: int) -> None:
     limit = getattr(hf_config, "max_position_embeddings", None)
     if limit is not None and max_context_tokens > limit:
         raise ConfigError(
-            f"rollout.sampling.max_context_tokens is {max_context_tokens}, but the model at {model.path} supports "
-            f"{limit} positions: lower it"
+            f"rollout.sampling.max_context_tokens is {max_context_tokens}, but the model at "
+            f"{model.path} supports {limit} positions: lower it"
         )
 
 
 def _check_same_tokens(theta: ModelConfig, phi: ModelConfig) -> None:
     if _tokens(theta) != _tokens(phi):
         raise ConfigError(
-            f"two_models.aggregation_model.path {phi.path} has other tokens than model.path {theta.path}, but each "
-            "reads what the other wrote: use models of the same tokenizer and vocabulary"
+            f"two_models.aggregation_model.path {phi.path} has other tokens than model.path "
+            f"{theta.path}, but each reads what the other wrote: use models of the same tokenizer "
+            "and vocabulary"
         )
 
 
