@@ -38,7 +38,7 @@ from spiral_mega.rollout.recording import Collector, Recorder, Replayer
 from spiral_mega.rollout.sync import Syncs, WeightSync
 from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging
 from spiral_mega.telemetry.run_folder import archive_previous, locked_folder, record_failure, set_status
-from spiral_mega.telemetry.trace_writer import remove_traces
+from spiral_mega.telemetry.trace_file import remove_traces
 from spiral_mega.traces import Problem
 from spiral_mega.validation.load import dump_config
 from spiral_mega.validation.models import check_models

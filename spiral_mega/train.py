@@ -21,7 +21,7 @@ from spiral_mega.rollout.batch_metrics import batch_metrics, check_mismatch, che
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.telemetry import memory_metrics
-from spiral_mega.telemetry.trace_writer import trace_path, write_traces
+from spiral_mega.telemetry.trace_file import trace_path, write_traces
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)

@@ -45,7 +45,6 @@ KNOWN: dict[str, int] = {
     "rollout/episode_run.py": 1,
     "rollout/pipeline.py": 1,
     "run.py": 1,
-    "telemetry/progress.py": 1,
     "traces.py": 1,
     "train.py": 2,
 }

@@ -14,7 +14,7 @@ from spiral_mega.analysis import episode_stats, summarise
 from spiral_mega.errors import UserError
 from spiral_mega.rewards import VerifierPool, group_answers
 from spiral_mega.telemetry import write_json_atomic
-from spiral_mega.telemetry.trace_writer import episode_of, read_traces
+from spiral_mega.telemetry.trace_file import episode_from_row, read_traces
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def trace_files(run_dir: Path) -> dict[int, list[Path]]:
 def episodes_in(path: Path) -> Iterator[Episode]:
     """The episodes of one file of traces, without prompts. Raises UserError if it is no such file."""
     try:
-        yield from map(episode_of, read_traces(path))
+        yield from map(episode_from_row, read_traces(path))
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read as traces ({type(error).__name__}: {error})") from error
 

@@ -17,7 +17,7 @@ from spiral_mega.checkpoint.resume import changes
 from spiral_mega.errors import UserError
 from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.telemetry import write_json_atomic
-from spiral_mega.telemetry.trace_writer import write_traces
+from spiral_mega.telemetry.trace_file import write_traces
 from spiral_mega.traces import Episode
 
 IDENTITY = "evaluation.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spiral_mega.telemetry.atomic import atomic_path
-from spiral_mega.telemetry.formatting import SHARES
+from spiral_mega.telemetry.formatting import FRACTIONS
 from spiral_mega.telemetry.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Panel:
         present = {name: None for record in history for name in record}
         if self.prefix is not None:
             named = [name for name in present if name.startswith(self.prefix) and name not in self.without]
-            return [name for name in named if SHARES.search(name)] if self.style == "percent" else named
+            return [name for name in named if FRACTIONS.search(name)] if self.style == "percent" else named
         return [name for name in self.metrics if name in present]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spiral_mega.telemetry.formatting import SHARES, format_metric
+from spiral_mega.telemetry.formatting import FRACTIONS, format_metric
 
 
 def before_after_table(before: dict[str, float], after: dict[str, float]) -> str:
@@ -30,6 +30,6 @@ def _change(name: str, before: dict[str, float], after: dict[str, float]) -> str
     change = after.get(name, math.nan) - before.get(name, math.nan)
     if not math.isfinite(change):
         return "-"
-    if SHARES.search(name):
+    if FRACTIONS.search(name):
         return f"{100 * change:+.1f} pts"
     return ("+" if change >= 0 else "") + format_metric(name, change)

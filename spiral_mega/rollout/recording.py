@@ -17,7 +17,7 @@ from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
-from spiral_mega.telemetry.trace_writer import EPISODE, episode_of, episode_row, read_traces, trace_path, write_rows
+from spiral_mega.telemetry.trace_file import EPISODE, episode_from_row, episode_row, read_traces, trace_path, write_rows
 from spiral_mega.traces import Episode
 
 RECORD = pa.schema(
@@ -71,7 +71,7 @@ class Replayer:
         for rank in range(facts["ranks"]):
             for row in read_traces(trace_path(self.folder, step + 1, rank)):
                 if row["index"] % self.runtime.world_size == self.runtime.rank:
-                    sampled.append(episode_of(row, row["prompts"]))
+                    sampled.append(episode_from_row(row, row["prompts"]))
         sampled.sort(key=lambda episode: episode.index)
         for episode in sampled:
             self.objective.assign(episode)

@@ -1,4 +1,4 @@
-"""What a run tells of itself: metrics, traces, logs, times."""
+"""Telemetry of a run: metrics, traces, logs, stage times, trackers."""
 
 from spiral_mega.telemetry.atomic import atomic_path, write_json_atomic
 from spiral_mega.telemetry.logs import setup_logging, warn_once

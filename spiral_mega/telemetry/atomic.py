@@ -13,13 +13,14 @@ from typing import Any
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A hidden name beside `path` to write to; it takes the place of `path` when the block ends without error.
+    """Yield a hidden path next to `path` to write to; it replaces `path` when the block ends
+    without error.
 
-    Parent folders are made. The bytes are on disk before the name is, so that a crash cannot leave an empty file.
-    Raises OSError as the file system does; the hidden file is then removed.
+    Creates parent folders. The data is on disk before the name changes, so that a crash cannot
+    leave an empty file. Raises OSError as the file system does, and then removes the hidden file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix stays at the end: writers choose their format by it.
+    # Keep the suffix last: writers choose their format by it.
     hidden = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
     try:
         yield hidden
@@ -31,7 +32,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_json_atomic(path: Path, obj: Any, *, indent: int | None = 2) -> None:
-    """Write `obj` as JSON. Raises TypeError for what JSON cannot hold, before anything is replaced."""
+    """Write `obj` as JSON. Raises TypeError for values that JSON cannot hold, before anything is replaced."""
     text = json.dumps(obj, indent=indent)
     with atomic_path(path) as hidden:
         hidden.write_text(text + "\n", encoding="utf-8")

@@ -1,23 +1,23 @@
-"""How metrics are written for people."""
+"""Format metrics and durations as text."""
 
 from __future__ import annotations
 
 import math
 import re
 
-SHARES = re.compile(r"accuracy|(pass|majority|maj)@|^(gated|cut)/|^effective/share$")
+FRACTIONS = re.compile(r"accuracy|(pass|majority|maj)@|^(gated|truncated)/|^effective/share$")
 
 
 def format_metric(name: str, value: float) -> str:
-    """`value` as text: a percentage where the name says that it is a share, else about four digits."""
+    """Return `value` as text: a percentage if the name is that of a fraction, else about four digits."""
     if not math.isfinite(value):
         return str(value)
-    if SHARES.search(name):
+    if FRACTIONS.search(name):
         return f"{100 * value:.1f}%"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as 1:02:03."""
+    """Return hours, minutes and seconds, as 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"

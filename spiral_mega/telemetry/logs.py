@@ -15,7 +15,7 @@ _warned: Counter[tuple[str, str]] = Counter()
 
 
 class _TerminalHandler(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the moment: a progress bar puts itself in its place."""
+    """Writes to the current sys.stderr, which a progress bar may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -23,11 +23,13 @@ class _TerminalHandler(logging.StreamHandler[TextIO]):
 
 
 def setup_logging(rank: int, run_dir: str | Path) -> Path:
-    """Send this process's logs to the terminal and to run_dir/logs/rank<rank>.log, whose path is returned.
+    """Send this process's logs to the terminal and to run_dir/logs/rank<rank>.log; return the path
+    of the file.
 
-    The file has the package's INFO and everyone's WARNING, appended over resumes; the terminal has the same from
-    rank 0 and WARNING from the others. Python warnings and uncaught exceptions are logged too. Calling again
-    replaces the earlier setup. Raises OSError when the file cannot be opened.
+    The file gets INFO of this package and WARNING of all others, and is appended to on resume. The
+    terminal gets the same from rank 0 and only WARNING from other ranks. Python warnings and
+    uncaught exceptions are logged too. A second call replaces the first setup. Raises OSError when
+    the file cannot be opened.
     """
     path = Path(run_dir) / "logs" / f"rank{rank}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,7 @@ def setup_logging(rank: int, run_dir: str | Path) -> Path:
 
 
 def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
-    """Warn the first time that `message` (before formatting) comes, and at the 10th, 100th, ..., with the count."""
+    """Log `message` (before formatting) the first time, and with a count the 10th, 100th, ... time."""
     _warned[logger.name, message] += 1
     times = _warned[logger.name, message]
     if times == 1:

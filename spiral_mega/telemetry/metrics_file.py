@@ -1,7 +1,10 @@
-"""metrics.jsonl: one line a record, the one account of a run that everything else is made from.
+"""metrics.jsonl, the record of a run from which trackers, reports and plots are made: one line for
+each record.
 
-A record is {"step": int, "time": seconds since 1970, <metric>: number, ...}. JSON has no NaN or infinity: they are
-written as the strings "nan", "inf" and "-inf", and `decode_record` makes them floats again.
+    {"step": int, "time": seconds since 1970, <metric>: number, ...}
+
+JSON has no NaN or infinity: they are written as the strings "nan", "inf" and "-inf", which
+`decode_record` converts back to floats.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ RESERVED = ("step", "time")
 
 
 class MetricsFile:
-    """Appends records to `path`, each handed to the operating system before `append` returns.
+    """Appends records to `path`; each is with the operating system when `append` returns.
 
-    A last line that a killed run left unfinished is ended here: its bytes stay, and the next record starts a line.
+    A last line that a killed run left unfinished keeps its bytes and gets a line end, so that the
+    next record starts a new line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,9 +40,9 @@ class MetricsFile:
                 self._file.write(b"\n")
 
     def append(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Write one record. Raises ValueError for a reserved name, TypeError for what is no number, OSError."""
+        """Write one record. Raises ValueError for a reserved name, TypeError for a non-number, OSError."""
         rest = memoryview(encode_record(step, time.time(), metrics))
-        while rest:  # a disk that fills up takes a part, and only then refuses
+        while rest:  # a full disk accepts a part before it refuses
             rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
@@ -46,11 +50,11 @@ class MetricsFile:
 
 
 def encode_record(step: int, seconds: float, metrics: Mapping[str, SupportsFloat]) -> bytes:
-    """One line, newline included."""
+    """Return the record as one line, newline included."""
     record: dict[str, Any] = {"step": int(step), "time": seconds}
     for name, value in metrics.items():
         if name in RESERVED:
-            raise ValueError(f"a metric cannot be called {name!r}: every record has that field already")
+            raise ValueError(f"a metric cannot be called {name!r}: every record already has that field")
         try:
             number = float(value)
         except (TypeError, ValueError) as error:
@@ -60,7 +64,7 @@ def encode_record(step: int, seconds: float, metrics: Mapping[str, SupportsFloat
 
 
 def decode_record(line: bytes) -> dict[str, Any] | None:
-    """The record of one line; None for what a killed run left unfinished."""
+    """Return the record of one line; None for a line that a killed run left unfinished."""
     try:
         record = json.loads(line)
         return {name: int(value) if name == "step" else float(value) for name, value in record.items()}
@@ -69,7 +73,7 @@ def decode_record(line: bytes) -> dict[str, Any] | None:
 
 
 def new_records(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of the whole lines of `path` from byte `offset` on, each with the offset of the line after it."""
+    """Yield the records of `path` from byte `offset` on, each with the offset of the next line."""
     with open(path, "rb") as file:
         file.seek(offset)
         for line in file:
@@ -82,11 +86,11 @@ def new_records(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The history of the run's present weights: one record a step, in order of steps.
+    """Return the history of the run's current weights: one record for each step, in order of steps.
 
-    Records of one step are merged, the later value of a metric winning. A record of an earlier step than the one
-    before it means that the run resumed there: what had been recorded from that step on is forgotten, for it
-    describes weights that were lost. Unfinished lines are skipped and counted in a warning.
+    Records of the same step are merged; later values win. A record of an earlier step than its
+    predecessor means that the run resumed there: records from that step on are dropped, since they
+    describe weights that were lost. Unfinished lines are skipped and counted in a warning.
 
     Raises FileNotFoundError when the run has no metrics.
     """

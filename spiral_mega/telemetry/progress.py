@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: a bar over a small table, or one line a step where there is no terminal."""
+"""Progress on standard error: a bar and a small table on a terminal, else one line for each step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.table import Table
 from spiral_mega.telemetry.formatting import format_duration, format_metric
 
 COMPONENTS = ("search", "aggregation")
-BY_COMPONENT = ("reward", "length", "gated", "truncated", "entropy")
-OF_TWO_MODELS = tuple(f"optim/grad_norm/{model}" for model in COMPONENTS)
-OTHERS = (
-    *("effective/share", "optim/grad_norm", *OF_TWO_MODELS),
+COMPONENT_METRICS = ("reward", "length", "gated", "truncated", "entropy")
+TWO_MODEL_METRICS = tuple(f"optim/grad_norm/{model}" for model in COMPONENTS)
+OTHER_METRICS = (
+    *("effective/share", "optim/grad_norm", *TWO_MODEL_METRICS),
     *("sampler/log_ratio_mean", "throughput/tokens_per_s", "time/step"),
 )
-KEY_FIGURES = (*(f"{kind}/{component}" for kind in BY_COMPONENT for component in COMPONENTS), *OTHERS)
+KEY_METRICS = (*(f"{name}/{component}" for name in COMPONENT_METRICS for component in COMPONENTS), *OTHER_METRICS)
 
 
 class ProgressView(Protocol):
@@ -31,14 +31,14 @@ class ProgressView(Protocol):
 
 
 def progress_view(total_steps: int, run_name: str) -> ProgressView:
-    """The view that suits standard error."""
+    """Return the view for standard error: a terminal or a file."""
     if sys.stderr.isatty():
         return TerminalView(total_steps, run_name)
     return LineView(total_steps)
 
 
 class Eta:
-    """Seconds that the rest of the run takes at the pace of the last steps; None before there is a pace."""
+    """Estimates the remaining seconds of the run from the pace of the last steps; None before there is a pace."""
 
     def __init__(self, total_steps: int, window: int = 20) -> None:
         self._total = total_steps
@@ -52,14 +52,14 @@ class Eta:
 
 
 class LineView:
-    """One line a record on standard error, of name=value words: the key figures and everything under eval/."""
+    """One line of name=value words for each record: the key metrics and everything under eval/."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._eta = Eta(total_steps)
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
-        names = [name for name in KEY_FIGURES if name in metrics]
+        names = [name for name in KEY_METRICS if name in metrics]
         names += [name for name in metrics if name.startswith("eval/")]
         words = [f"step={step}/{self._total}", *(f"{name}={format_metric(name, metrics[name])}" for name in names)]
         left = self._eta.update(step)
@@ -72,7 +72,7 @@ class LineView:
 
 
 class TerminalView:
-    """A bar, the newest figures of each component, and the newest evaluation, redrawn in place."""
+    """A bar, the newest metrics of each component, and the newest evaluation, redrawn in place."""
 
     def __init__(self, total_steps: int, run_name: str) -> None:
         self._newest: dict[str, float] = {}
@@ -99,27 +99,33 @@ class TerminalView:
         self._live.stop()
 
     def _view(self) -> Group:
-        others = [name for name in OTHERS if name in self._newest]
+        others = [name for name in OTHER_METRICS if name in self._newest]
         evaluated = [name for name in self._newest if name.startswith("eval/")]
         parts = [self._component_table(), _row(others, self._newest), _row(evaluated, self._newest)]
         return Group(self._bar, *(part for part in parts if part.row_count))
 
     def _component_table(self) -> Table:
-        kinds = [k for k in BY_COMPONENT if any(f"{k}/{component}" in self._newest for component in COMPONENTS)]
-        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+        """One row for each component, one column for each metric that a component has."""
+        prefixes = {name.partition("/")[0] for name in self._newest if name.partition("/")[2] in COMPONENTS}
+        columns = [name for name in COMPONENT_METRICS if name in prefixes]
+        table = _table()
         table.add_column("")
-        for kind in kinds:
-            table.add_column(kind, justify="right", min_width=8)
-        for component in COMPONENTS if kinds else ():
-            names = [f"{kind}/{component}" for kind in kinds]
-            figures = [format_metric(name, self._newest[name]) if name in self._newest else "" for name in names]
-            table.add_row(component, *figures)
+        for column in columns:
+            table.add_column(column, justify="right", min_width=8)
+        for component in COMPONENTS if columns else ():
+            names = [f"{column}/{component}" for column in columns]
+            values = [format_metric(name, self._newest[name]) if name in self._newest else "" for name in names]
+            table.add_row(component, *values)
         return table
 
 
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+
+
 def _row(names: list[str], values: dict[str, float]) -> Table:
-    """Figures side by side, each under its name."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    """One row of values, each under its name."""
+    table = _table()
     for name in names:
         table.add_column(name)
     if names:

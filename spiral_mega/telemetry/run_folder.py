@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time, and nothing of an earlier start taken for this one's."""
+"""The folder of a run: locked by one run at a time, its status, and archives of earlier starts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from spiral_mega.telemetry import write_json_atomic
 
 log = logging.getLogger(__name__)
 
-# What a start from step 0 would otherwise go on with: records, what trackers have read of them, traces.
+# Files of an earlier start to which a start from step 0 would otherwise append: metrics, tracker
+# state, traces.
 RECORDS = ("metrics.jsonl", "trackers", "traces", "curves.png")
 
 
 @contextmanager
 def locked_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
-    """Make `folder` and hold it for this run; collective. Raises ConfigError on every rank when another run has it."""
+    """Create `folder` and lock it for this run; collective.
+
+    Raises ConfigError on every rank when another run holds the lock.
+    """
     problem, lock = "", None
     if runtime.is_main:
         try:
@@ -45,25 +49,25 @@ def locked_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
 
 @contextmanager
 def record_failure(folder: Path, runtime: Runtime) -> Iterator[None]:
-    """Tell in status.json of an error that a person has to mend, so that no launcher starts the same run again."""
+    """Record user-fixable errors in status.json, so that launchers do not retry the run."""
     try:
         yield
     except UserError as error:
         if runtime.is_main:
-            with suppress(OSError):  # the disk may be what is full
+            with suppress(OSError):  # the error may be that the disk is full
                 set_status(folder, "failed", error=str(error))
         raise
 
 
 def set_status(folder: Path, state: str, step: int | None = None, **more: str) -> None:
-    """Tell in status.json how the run stands, after `step` updates (None: as told before)."""
+    """Write the state of the run after `step` steps (None: as recorded before) to status.json."""
     if step is None:
         step = read_status(folder).get("step", 0)
     write_json_atomic(folder / "status.json", {"state": state, "step": step, **more})
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """What status.json says; {} where there is none yet."""
+    """Return the content of status.json; {} if there is none yet."""
     try:
         status: dict[str, Any] = json.loads((folder / "status.json").read_text())
         return status
@@ -72,7 +76,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def archive_previous(folder: Path) -> None:
-    """Move the records of an earlier start in `folder`, if there are any, to folder/earlier/N."""
+    """Move the records of an earlier start in `folder`, if any, to folder/earlier/N."""
     found = [folder / name for name in RECORDS if (folder / name).exists()]
     if not found:
         return
@@ -81,4 +85,4 @@ def archive_previous(folder: Path) -> None:
     target.mkdir(parents=True)
     for path in found:
         path.rename(target / path.name)
-    log.warning("this run starts anew: the records of an earlier start were moved to %s", target)
+    log.warning("this run starts from step 0: the records of an earlier start were moved to %s", target)

@@ -1,8 +1,8 @@
-"""Show a run's metrics in one tracker, from a process of its own.
+"""Feed a run's metrics to one tracker, in a separate process.
 
-The queue is metrics.jsonl itself: this process follows the file and remembers how far it came. A tracker that
-fails, hangs or cannot reach its server therefore costs training nothing, drops nothing, and catches up when the
-run resumes, or by hand:
+The queue is metrics.jsonl itself: this process follows the file and records its offset. A tracker
+that fails, hangs or cannot reach its server therefore neither delays training nor loses metrics. It
+catches up when the run resumes, or by hand:
 
     echo done | python -m spiral_mega.telemetry.tracker_feed wandb RUN_DIR
 """
@@ -26,47 +26,50 @@ POLL_S = 0.5
 
 
 class RunEnd(threading.Thread):
-    """Waits for the run to end: standard input closes, after "done" if all went well, or the trainer is gone.
+    """Waits for the end of the run: standard input closes, after "done" if it succeeded, or the
+    trainer is gone.
 
-    From then on the process has `grace_s` seconds to finish; a tracker that hangs does not outlive them.
+    The process then has `grace_s` seconds to finish, after which it exits even if the tracker
+    hangs.
     """
 
     def __init__(self, grace_s: float) -> None:
         super().__init__(daemon=True)
-        self.came = threading.Event()
+        self.reached = threading.Event()
         self.exit_code = 1
         self._grace_s = grace_s
 
     def run(self) -> None:
-        parent, said = os.getppid(), b""
-        # A forked worker may hold the pipe open after the trainer died, so its end alone is not enough.
+        parent, message = os.getppid(), b""
+        # A forked worker may hold the pipe open after the trainer died, so end of file alone is not
+        # enough.
         while os.getppid() == parent:
             if select.select([0], [], [], 1.0)[0]:
                 read = os.read(0, 64)
                 if not read:
                     break
-                said += read
-        self.exit_code = 0 if said.startswith(b"done") else 1
-        self.came.set()
+                message += read
+        self.exit_code = 0 if message.startswith(b"done") else 1
+        self.reached.set()
         time.sleep(self._grace_s)
-        print(f"not finished {self._grace_s:g} s after the run's end", flush=True)
+        print(f"not finished {self._grace_s:g} s after the end of the run", flush=True)
         os._exit(1)
 
 
-def mirror(name: str, run_dir: Path, end: RunEnd) -> None:
-    """Feed the tracker until the run has ended and every line is sent. Raises what the tracker raises."""
+def feed(name: str, run_dir: Path, end: RunEnd) -> None:
+    """Feed the tracker until the run has ended and every record is sent. Raises what the tracker raises."""
     path = state_path(run_dir, name)
     state = json.loads(path.read_text(encoding="utf-8"))
     tracker = TRACKERS[name](run_dir, state)
     while True:
-        last = end.came.is_set()  # asked before reading, so that the last line is not missed
+        last = end.reached.is_set()  # checked before reading, so that the last record is not missed
         offset = send(tracker, run_dir / METRICS_NAME, state["offset"])
         if offset != state["offset"]:
             state["offset"] = offset
             write_json_atomic(path, state)
         if last:
             break
-        end.came.wait(POLL_S)
+        end.reached.wait(POLL_S)
     tracker.close(end.exit_code)
 
 
@@ -81,16 +84,17 @@ def send(tracker: Tracker, path: Path, offset: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tracker", choices=sorted(TRACKERS))
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--grace-s", type=float, default=600.0, help="seconds to finish in after the run's end")
+    parser.add_argument("tracker", choices=sorted(TRACKERS), help="tracker to feed")
+    parser.add_argument("run_dir", type=Path, help="folder of the run")
+    parser.add_argument("--grace-s", type=float, default=600.0, help="seconds to finish after the end of the run")
     args = parser.parse_args()
     os.nice(5)
-    # A scheduler signals every process of the job; this one goes on until the trainer has said its last.
+    # A scheduler signals every process of the job; this one continues until the trainer has written
+    # its last record.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = RunEnd(args.grace_s)
     end.start()
-    mirror(args.tracker, args.run_dir, end)
+    feed(args.tracker, args.run_dir, end)
 
 
 if __name__ == "__main__":

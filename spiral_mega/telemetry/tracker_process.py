@@ -1,4 +1,4 @@
-"""The trainer's side of a mirror: start it, notice that it stopped, end it in bounded time."""
+"""The trainer's handle on a tracker process: start it, notice that it stopped, end it in bounded time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from spiral_mega.telemetry.trackers import state_path
 
 log = logging.getLogger(__name__)
 
+FEED = (sys.executable, "-m", "spiral_mega.telemetry.tracker_feed")
 
-class MirrorProcess:
-    """One tracker's mirror. No method raises for, or waits on, the tracker; `wait` is bounded by its deadline.
 
-    `settings` is what the tracker is told: project, run_name, config. What the mirror prints, and why it stopped,
-    is in run_dir/logs/<name>.log.
+class TrackerProcess:
+    """The process that feeds one tracker (`tracker_feed`).
+
+    No method raises because of the tracker or waits for it; `wait` is bounded by its deadline.
+    `settings` holds project, run_name and config. The process's output, and why it stopped, is in
+    run_dir/logs/<name>.log.
     """
 
     def __init__(self, name: str, run_dir: Path, settings: dict[str, Any], grace_s: float) -> None:
@@ -37,31 +40,23 @@ class MirrorProcess:
             self._log_path.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log_path, "ab") as output, signals_blocked():
                 self._process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "spiral_mega.telemetry.tracker_feed",
-                        name,
-                        run_dir,
-                        "--grace-s",
-                        str(grace_s),
-                    ],
+                    [*FEED, name, run_dir, "--grace-s", str(grace_s)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=_environment(),
-                    start_new_session=True,  # an interrupt typed at the trainer is not for the mirror
+                    start_new_session=True,  # Ctrl-C at the trainer must not reach it
                 )
         except (OSError, TypeError, ValueError) as error:
             log.warning("%s is off: its process could not start: %s", name, error)
 
     def check(self) -> None:
-        """Say, once, that the mirror stopped, and why."""
+        """Warn, once, that the process stopped, and why."""
         if self._process is not None and self._process.poll() is not None:
-            self._gave_up(self._reason())
+            self._warn(self._reason())
 
     def end(self, done: bool) -> None:
-        """Tell the mirror that the run is over, and whether it went well. Does not wait."""
+        """Signal the end of the run, and whether it succeeded. Does not wait."""
         self.check()
         if self._process is None or self._process.stdin is None:
             return
@@ -70,36 +65,43 @@ class MirrorProcess:
                 self._process.stdin.write(b"done")
             self._process.stdin.close()
         except OSError:
-            pass  # it has just stopped; `wait` says so
+            pass  # it has just stopped; `wait` reports it
 
     def wait(self, deadline: float) -> None:
-        """Wait until `deadline` (time.monotonic) for the mirror to finish, and kill it then."""
+        """Wait until `deadline` (time.monotonic) for the process to finish, then kill it."""
         if self._process is None:
             return
         try:
             if self._process.wait(max(0.0, deadline - time.monotonic())) != 0:
-                self._gave_up(self._reason())
+                self._warn(self._reason())
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self._gave_up("it had not finished in time")
+            self._warn("it did not finish in time")
 
     def _reason(self) -> str:
-        """The last line the mirror printed: of a traceback, the error."""
+        """Return the last line that the process printed, which is the error of a traceback."""
         status = self._process.returncode if self._process else None
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return f"exit status {status}, {lines[-1] if lines else 'nothing said'}"
+        return f"exit status {status}, {lines[-1] if lines else 'no output'}"
 
-    def _gave_up(self, reason: str) -> None:
+    def _warn(self, reason: str) -> None:
         log.warning(
-            "%s stopped: %s (see %s). Training and metrics.jsonl go on; %s catches up when the run resumes.",
-            self.name, reason, self._log_path, self.name,
-        )  # fmt: skip
+            "%s stopped: %s (see %s). Training and metrics.jsonl continue; %s catches up when the run resumes.",
+            self.name,
+            reason,
+            self._log_path,
+            self.name,
+        )
         self._process = None
 
 
 def _identity(run_dir: Path, name: str) -> dict[str, Any]:
-    """The run's id with the tracker and how far it was told: those of the last start, unless the metrics are new."""
+    """Return the run's id in the tracker and the offset of its next record: those of the last
+    start, if it has any.
+
+    A new or shorter metrics.jsonl belongs to another run, which gets a new id.
+    """
     path, metrics = state_path(run_dir, name), run_dir / METRICS_NAME
     size = metrics.stat().st_size if metrics.exists() else 0
     if path.exists():
@@ -110,7 +112,7 @@ def _identity(run_dir: Path, name: str) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, in which the package can be imported wherever it lies."""
+    """Return this environment, extended so that the package can be imported."""
     root = str(Path(__file__).parents[2])
     paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,4 +1,4 @@
-"""The trackers that a mirror process feeds. Each may raise, or never return: see `mirror`."""
+"""The trackers that a tracker process feeds. Each may raise or hang without harm: see `tracker_feed`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    """Somewhere to show metrics."""
+    """A service or file format that shows metrics."""
 
     def log(self, step: int, seconds: float, metrics: dict[str, float]) -> None:
-        """Show `metrics` of `step`, recorded at `seconds` since 1970. Steps may come again after a resume."""
+        """Show `metrics` of `step`, recorded at `seconds` since 1970. Steps repeat after a resume."""
 
     def close(self, exit_code: int) -> None:
-        """Finish; `exit_code` is not 0 when the run failed."""
+        """Finish. `exit_code` is 0 unless the run failed."""
 
 
 class WandbTracker:
-    """Weights & Biases. A resumed run goes on under the same id; steps it computes again keep their first values."""
+    """Weights & Biases. A resumed run keeps its id; steps that it computes again keep their first values."""
 
     def __init__(self, run_dir: Path, settings: dict[str, Any]) -> None:
         import wandb
@@ -31,7 +31,7 @@ class WandbTracker:
             config=settings["config"],
             resume="allow",
             dir=run_dir,
-            # System metrics are to be the trainer's, not this process's.
+            # System metrics of the trainer, not of this process.
             settings=wandb.Settings(console="off", x_stats_pid=os.getppid()),
         )
 
@@ -43,9 +43,9 @@ class WandbTracker:
 
 
 class TensorBoardTracker:
-    """Event files in run_dir/tensorboard, one for each start of the run.
+    """TensorBoard event files in run_dir/tensorboard, one for each start of the run.
 
-    Written with the tensorboard package alone, so that this process need not load torch.
+    Written with the tensorboard package alone, so that this process does not load torch.
     """
 
     def __init__(self, run_dir: Path, settings: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class TensorBoardTracker:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if not self._started:
-            # Tells TensorBoard to drop what an earlier start of the run recorded from this step on.
+            # TensorBoard then drops what an earlier start of the run recorded from this step on.
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=seconds, step=step, session_log=start))
             self._started = True
@@ -78,5 +78,5 @@ TRACKERS: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
 
 
 def state_path(run_dir: Path, name: str) -> Path:
-    """Where a tracker's settings, its id for the run, and its offset in metrics.jsonl (bytes) are kept."""
+    """Return the file of a tracker's settings, its id of the run, and its offset in metrics.jsonl (bytes)."""
     return run_dir / "trackers" / f"{name}.json"

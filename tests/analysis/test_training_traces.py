@@ -7,7 +7,7 @@ import pytest
 from spiral_mega.analysis import episode_stats, summarise
 from spiral_mega.analysis.training import analyse_training, episodes_in
 from spiral_mega.errors import UserError
-from spiral_mega.telemetry.trace_writer import trace_path, write_traces
+from spiral_mega.telemetry.trace_file import trace_path, write_traces
 from tests.analysis.episodes import episode, right, wrong
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from spiral_mega.telemetry import read_metrics
-from spiral_mega.telemetry.trace_writer import read_traces
+from spiral_mega.telemetry.trace_file import read_traces
 
 SMALL = [
     "run.steps=5",

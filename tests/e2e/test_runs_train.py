@@ -11,7 +11,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spiral_mega.telemetry.trace_writer import read_traces
+from spiral_mega.telemetry.trace_file import read_traces
 from spiral_mega.validation.load import load_config
 from tests.e2e.runs import TrainingRun
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.telemetry import read_metrics
-from spiral_mega.telemetry.trace_writer import episode_of, read_traces
+from spiral_mega.telemetry.trace_file import episode_from_row, read_traces
 from spiral_mega.validation.load import load_config
 from tests.e2e.evaluations import evaluate
 from tests.e2e.runs import TrainingRun, assert_same_run, copied, final_weights
@@ -103,7 +103,7 @@ def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: Train
     }
     own, others, components = [], [], set()
     files = sorted((tmp_path / "traces").rglob("*.parquet"))
-    for episode in (episode_of(row) for file in files for row in read_traces(file)):
+    for episode in (episode_from_row(row) for file in files for row in read_traces(file)):
         traces = episode.traces()
         for trace in traces:
             prompt = prompter.search_prompt(episode.problem)

@@ -22,7 +22,7 @@ from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.pipeline import Pipeline
-from spiral_mega.telemetry.trace_writer import read_traces
+from spiral_mega.telemetry.trace_file import read_traces
 from spiral_mega.traces import Episode, Problem, Trace
 from tests.e2e.runs import TrainingRun
 from tests.environments.calculator_model import save_calculator_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from spiral_mega.evaluation.graded_episode import Measure
 from spiral_mega.evaluation.results import results_json
 from spiral_mega.telemetry.metrics_file import MetricsFile
-from spiral_mega.telemetry.trace_writer import trace_path, write_traces
+from spiral_mega.telemetry.trace_file import trace_path, write_traces
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>alert(1)</script> & "quotes"'

@@ -9,7 +9,7 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.recording import Recorder, Replayer
-from spiral_mega.telemetry.trace_writer import trace_path
+from spiral_mega.telemetry.trace_file import trace_path
 from tests.rollout.scripted import ScriptedEngine, pipeline_of, problem, settings, shuffled, task
 
 CONFIG = settings(algorithm={"target_length": 5})

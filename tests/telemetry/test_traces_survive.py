@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spiral_mega.telemetry.trace_writer import TRACE, read_traces, remove_traces, trace_path, write_traces
+from spiral_mega.telemetry.trace_file import TRACE, read_traces, remove_traces, trace_path, write_traces
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 

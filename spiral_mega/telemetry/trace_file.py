@@ -1,4 +1,4 @@
-"""Every trace of a step, kept as Parquet: exact float32 log-probabilities, small, and readable a column at a time."""
+"""Parquet files of the traces of a step: exact float32 log-probs, compressed, readable by column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spiral_mega.traces import Episode, Problem, Trace
 
 T = TypeVar("T")
 
-EPISODES_A_GROUP = 32  # bounds what is held twice: about 3M tokens at 24 traces of 4,096
+EPISODES_PER_ROW_GROUP = 32  # bounds the copy in memory: about 3M tokens at 24 traces of 4,096
 
 TRACE = pa.struct(
     {
@@ -55,40 +55,45 @@ EPISODE = pa.schema(
 
 
 def trace_path(run_dir: str | Path, step: int, rank: int) -> Path:
-    """Where `rank` keeps the traces of `step`."""
+    """Return the file of the traces of `step` that `rank` sampled."""
     return Path(run_dir) / "traces" / f"step_{step:06d}.rank{rank}.parquet"
 
 
 def write_traces(path: Path, episodes: Sequence[Episode]) -> None:
-    """Write one row an episode, whole or not at all, over what an earlier start of the run left there.
+    """Write one row for each episode, atomically, replacing the file of an earlier start of the
+    run.
 
-    Raises OSError as the file system does, and pyarrow's errors for a value that does not fit its column.
+    Raises OSError as the file system does, and pyarrow's errors for a value that does not fit its
+    column.
     """
     write_rows(path, episodes, episode_row, EPISODE)
 
 
 def write_rows(path: Path, items: Sequence[T], row: Callable[[T], dict[str, Any]], schema: pa.Schema) -> None:
-    """Write one `row` an item, whole or not at all."""
+    """Write one `row` for each item, atomically."""
     with atomic_path(path) as hidden, pq.ParquetWriter(hidden, schema, compression="zstd") as writer:
-        for start in range(0, len(items), EPISODES_A_GROUP):
-            rows = [row(item) for item in items[start : start + EPISODES_A_GROUP]]
+        for start in range(0, len(items), EPISODES_PER_ROW_GROUP):
+            rows = [row(item) for item in items[start : start + EPISODES_PER_ROW_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def read_traces(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a file: one dict an episode, its traces under "traces", search first, then set by set.
+    """Return the rows of a file: one dict for each episode, its traces under "traces", search
+    first, then by set.
 
-    `columns` reads less, and faster: ["problem_id", "traces.list.element.reward"]. Raises FileNotFoundError.
+    `columns` selects columns, such as ["problem_id", "traces.list.element.reward"]. Raises
+    FileNotFoundError.
     """
     table = pq.ParquetFile(path).read(columns=None if columns is None else list(columns))
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     return rows
 
 
-def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) -> Episode:
-    """The episode that a row of `read_traces` describes.
+def episode_from_row(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) -> Episode:
+    """Return the episode that a row of `read_traces` describes.
 
-    `prompts` are those of the search and of each set, which a file of traces leaves out: without them they are empty.
+    `prompts` are the token ids of the search prompt and of each set's prompt, which the file leaves
+    out; without them they are empty.
     """
     messages = tuple(dict(message) for message in row["messages"])
     problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["verifier"], row["source"])
@@ -99,18 +104,19 @@ def episode_of(row: dict[str, Any], prompts: Sequence[list[int]] | None = None) 
     for each in row["traces"]:
         values = {name: value for name, value in each.items() if name not in ("prompt_length", "length")}
         values["observation_spans"] = [(start, stop) for start, stop in values["observation_spans"]]
-        place = values["set_index"]
-        prompt = [] if prompts is None else prompts[0 if place is None else place + 1]
-        group = episode.search if place is None else episode.aggregation[place]
+        set_index = values["set_index"]
+        prompt = [] if prompts is None else prompts[0 if set_index is None else set_index + 1]
+        group = episode.search if set_index is None else episode.aggregation[set_index]
         group.append(Trace(**values, prompt_ids=prompt))
     return episode
 
 
 def remove_traces(run_dir: str | Path, first_step: int) -> int:
-    """Remove the traces of `first_step` and later, of every rank; return how many files went.
+    """Remove the traces of `first_step` and later steps, of every rank; return the number of files
+    removed.
 
-    For a run that resumes there on fewer ranks: the files of the ranks that are gone would otherwise stay among
-    the new ones. Call it on one rank, before any rank writes.
+    When a run resumes on fewer ranks, the files of the missing ranks would otherwise stay among the
+    new ones. Call it on one rank, before any rank writes.
     """
     removed = 0
     for path in (Path(run_dir) / "traces").glob("step_*.rank*.parquet"):
@@ -122,7 +128,7 @@ def remove_traces(run_dir: str | Path, first_step: int) -> int:
 
 
 def episode_row(episode: Episode) -> dict[str, Any]:
-    """What a file of traces says of an episode."""
+    """Return the row of an episode in a trace file."""
     return {
         "step": episode.step,
         "index": episode.index,
@@ -139,7 +145,7 @@ def episode_row(episode: Episode) -> dict[str, Any]:
 def _trace_row(trace: Trace) -> dict[str, Any]:
     row = {field.name: getattr(trace, field.name) for field in fields(trace)}
     row["prompt_length"] = len(row.pop("prompt_ids"))
-    # Arrays convert ten times faster than lists.
+    # Arrays convert to Arrow ten times faster than lists.
     row["response_ids"] = np.asarray(trace.response_ids, dtype=np.int32)
     row["logprobs"] = np.asarray(trace.logprobs, dtype=np.float32)
     return row | {"length": trace.length}
