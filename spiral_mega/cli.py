@@ -85,7 +85,7 @@ def evaluate(
         given = settings or []
         has_file = bool(given) and "=" not in given[0]
         with imports_without_gc():
-            from spiral_mega.evaluation.evaluate import evaluate_model, prepare
+            from spiral_mega.evaluate import evaluate_model, prepare
 
         prepared = prepare(Path(given[0]) if has_file else None, model, output, given[has_file:])
         from spiral_mega.distributed.runtime import start_runtime
@@ -104,9 +104,9 @@ def analyze(
 ) -> None:
     """Diversity, entropy, aggregation, verification and tokens of a run's training traces, to RUN/analysis.json."""
     with _plain_errors():
-        from spiral_mega.analysis.training import analyse_training
+        from spiral_mega.analysis.training_traces import analyze_training
 
-        analyse_training(run, points=points, seed=seed, time_limit_s=time_limit_s, workers=workers)
+        analyze_training(run, points=points, seed=seed, time_limit_s=time_limit_s, workers=workers)
         typer.echo(run / "analysis.json")
 
 

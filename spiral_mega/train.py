@@ -10,7 +10,7 @@ from spiral_mega.config import Config
 from spiral_mega.config.model_set import metric_key, model_for
 from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.evaluation.accuracy import evaluate
+from spiral_mega.evaluation.accuracy import measure_accuracy
 from spiral_mega.packing.balance import distribute
 from spiral_mega.packing.packing_metrics import packing_metrics
 from spiral_mega.packing.training_sequence import TrainingSequence
@@ -162,5 +162,5 @@ def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]
 def _evaluate(run: Run) -> dict[str, float]:
     assert run.pipeline is not None  # the configuration refuses held-out problems where there is no engine
     with run.timer("eval"):
-        metrics = evaluate(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
+        metrics = measure_accuracy(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
     return metrics | run.timer.pop()

@@ -1,7 +1,9 @@
-"""What sampled episodes tell of a model beyond its accuracy.
+"""What sampled episodes show of a model beyond its accuracy.
 
-Each module has two pure functions: `facts` of one episode, small enough to be kept for every problem, and `summary` of
-many episodes' facts, with 95 % bootstrap intervals over problems. They serve evaluations and training traces alike.
+    episode --episode_stats--> stats of one episode, as JSON, small enough to keep for every problem
+            --aggregate------> summary of many episodes, with 95 % bootstrap intervals over problems
+
+Each part is a module with two pure functions of these names. They serve evaluations and training traces alike.
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ PARTS: dict[str, Any] = {
 
 
 def episode_stats(episode: Episode, groups: Groups) -> dict[str, Any]:
-    """The facts of every part, as JSON; `groups` names the answer of each of `episode.traces()`."""
-    return {name: part.facts(episode, groups) for name, part in PARTS.items()}
+    """Compute every part's stats of one episode; `groups` holds the answer group of each of `episode.traces()`."""
+    return {name: part.episode_stats(episode, groups) for name, part in PARTS.items()}
 
 
-def summarise(facts: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """Every part's summary of these episodes, as JSON."""
-    return {name: part.summary([each[name] for each in facts], seed) for name, part in PARTS.items()}
+def aggregate(stats: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+    """Summarize the stats of many episodes, part by part; `seed` is that of the bootstrap."""
+    summaries = {}
+    for name, part in PARTS.items():
+        of_part = [each[name] for each in stats]
+        summaries[name] = part.aggregate(of_part, seed)
+    return summaries

@@ -1,6 +1,6 @@
-"""Token entropy (the paper's figure 6): -mean log-prob of the sampled tokens, an unbiased estimate of the sampler's.
+"""Token entropy (the paper's figure 6): mean -log-prob of the sampled tokens, an unbiased estimate of the sampler's.
 
-Also by where in the response: `tenths` are the tokens of its first tenth to its last.
+Also by position in the response: `tenths` covers its first tenth to its last.
 """
 
 from __future__ import annotations
@@ -9,41 +9,48 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.analysis.levels import level_name, levels
+from spiral_mega.analysis.levels import group_by_level, level_name, level_positions
 from spiral_mega.rewards.agreement import Groups
 from spiral_mega.statistics.intervals import ratio
 from spiral_mega.traces import Episode
 
 TENTHS = 10
 
+LevelNll = dict[str, list[float]]
 
-def facts(episode: Episode, groups: Groups) -> list[dict[str, list[float]]]:
-    """One dict a level: for each tenth, the sum of -log-prob in nats, and the tokens; those of -inf are left out."""
+
+def episode_stats(episode: Episode, groups: Groups) -> list[LevelNll]:
+    """Return one dict a level: for each tenth, the sum of -log-prob in nats, and the tokens.
+
+    Tokens whose log-prob is not finite are left out: -inf, or NaN where an environment wrote them.
+    """
     traces = episode.traces()
-    found = []
-    for positions in levels(episode):
-        surprise, tokens = [0.0] * TENTHS, [0.0] * TENTHS
+    stats = []
+    for positions in level_positions(episode):
+        nll, tokens = [0.0] * TENTHS, [0.0] * TENTHS
         for i in positions:
-            for at, logprob in enumerate(traces[i].logprobs):
+            logprobs = traces[i].logprobs
+            for at, logprob in enumerate(logprobs):
                 if math.isfinite(logprob):
-                    tenth = at * TENTHS // len(traces[i].logprobs)
-                    surprise[tenth] -= logprob
+                    tenth = at * TENTHS // len(logprobs)
+                    nll[tenth] -= logprob
                     tokens[tenth] += 1
-        found.append({"surprise": surprise, "tokens": tokens})
-    return found
+        stats.append({"nll": nll, "tokens": tokens})
+    return stats
 
 
-def summary(facts: Sequence[list[dict[str, list[float]]]], seed: int) -> list[dict[str, Any]]:
-    """One dict a level: the entropy in nats per token, and that of each tenth (None where no token is)."""
-    found = []
-    for level in range(max(map(len, facts), default=0)):
-        here = [each[level] for each in facts if len(each) > level]
-        sums = [[sum(each[key][tenth] for each in here) for tenth in range(TENTHS)] for key in ("surprise", "tokens")]
-        found.append(
-            {
-                "level": level_name(level),
-                "entropy": ratio([sum(e["surprise"]) for e in here], [sum(e["tokens"]) for e in here], seed),
-                "tenths": [s / n if n else None for s, n in zip(*sums, strict=True)],
-            }
-        )
-    return found
+def aggregate(stats: Sequence[list[LevelNll]], seed: int) -> list[dict[str, Any]]:
+    """Return one dict a level: the entropy in nats per token, and that of each tenth (None where it has no token)."""
+    summaries = []
+    for level, problems in enumerate(group_by_level(stats)):
+        nll = [sum(each["nll"]) for each in problems]
+        tokens = [sum(each["tokens"]) for each in problems]
+        tenths = [_tenth_entropy(problems, tenth) for tenth in range(TENTHS)]
+        summaries.append({"level": level_name(level), "entropy": ratio(nll, tokens, seed), "tenths": tenths})
+    return summaries
+
+
+def _tenth_entropy(problems: Sequence[LevelNll], tenth: int) -> float | None:
+    nll = sum(each["nll"][tenth] for each in problems)
+    tokens = sum(each["tokens"][tenth] for each in problems)
+    return nll / tokens if tokens else None

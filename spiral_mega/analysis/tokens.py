@@ -1,4 +1,4 @@
-"""Where tokens are spent, by how hard the problem is: its difficulty is the mean reward of its search traces."""
+"""Where tokens are spent, by difficulty: the mean reward of a problem's search traces, its solve rate."""
 
 from __future__ import annotations
 
@@ -6,71 +6,75 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.analysis.levels import level_name, levels
+from spiral_mega.analysis.levels import group_by_level, level_name, level_positions
 from spiral_mega.rewards.agreement import Groups
 from spiral_mega.statistics.intervals import mean, ratio
-from spiral_mega.traces import Episode
+from spiral_mega.traces import Episode, Trace
 
 BINS = ("none", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "all")
-"""Of solve rates: 0, (0, 1/4], (1/4, 1/2], (1/2, 3/4], (3/4, 1), 1 and above."""
+"""Bins of solve rates: 0, (0, 1/4], (1/4, 1/2], (1/2, 3/4], (3/4, 1), 1 and above."""
 
 
-def facts(episode: Episode, groups: Groups) -> dict[str, Any]:
-    """The solve rate, and for each level tokens and numbers of the right and the wrong traces, and of those cut."""
+def episode_stats(episode: Episode, groups: Groups) -> dict[str, Any]:
+    """Return the solve rate, and for each level tokens and number of right and wrong traces, and of truncated ones."""
     traces = episode.traces()
-    rates = [trace.reward for trace in episode.search]
-    found = []
-    for positions in levels(episode):
-        here = [traces[i] for i in positions]
-        lengths = {flag: [trace.length for trace in here if (trace.reward >= 1.0) is flag] for flag in (True, False)}
-        found.append(
-            {
-                "right_tokens": sum(lengths[True]),
-                "right": len(lengths[True]),
-                "wrong_tokens": sum(lengths[False]),
-                "wrong": len(lengths[False]),
-                "cut": sum(trace.finish == "length" for trace in here),
-            }
-        )
-    return {"solve_rate": math.fsum(rates) / len(rates), "levels": found}
+    rewards = [trace.reward for trace in episode.search]
+    levels = []
+    for positions in level_positions(episode):
+        levels.append(_level_stats([traces[i] for i in positions]))
+    return {"solve_rate": math.fsum(rewards) / len(rewards), "levels": levels}
+
+
+def _level_stats(traces: Sequence[Trace]) -> dict[str, int]:
+    right = [trace.length for trace in traces if trace.reward >= 1.0]
+    wrong = [trace.length for trace in traces if not trace.reward >= 1.0]
+    return {
+        "right_tokens": sum(right),
+        "right": len(right),
+        "wrong_tokens": sum(wrong),
+        "wrong": len(wrong),
+        "truncated": sum(trace.finish == "length" for trace in traces),
+    }
 
 
 def difficulty(solve_rate: float) -> int:
-    """The bin of a solve rate."""
+    """Return the index in `BINS` of a solve rate."""
     if solve_rate <= 0:
         return 0
     return len(BINS) - 1 if solve_rate >= 1 else math.ceil(4 * solve_rate)
 
 
-def summary(facts: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """One dict a bin that holds problems: how many, and by level mean tokens of all, right and wrong traces."""
-    found = []
+def aggregate(stats: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Return one dict a bin that has problems: how many, and by level mean tokens of all, right and wrong traces."""
+    summaries = []
     for index, name in enumerate(BINS):
-        here = [each for each in facts if difficulty(each["solve_rate"]) == index]
-        if not here:
+        problems = [each for each in stats if difficulty(each["solve_rate"]) == index]
+        if not problems:
             continue
-        depth = max(len(each["levels"]) for each in here)
-        found.append(
+        levels = []
+        for level, entries in enumerate(group_by_level([each["levels"] for each in problems])):
+            levels.append({"level": level_name(level)} | _aggregate_level(entries, seed))
+        summaries.append(
             {
                 "solved": name,
-                "problems": len(here),
-                "solve_rate": mean([each["solve_rate"] for each in here], seed),
-                "levels": [
-                    {"level": level_name(i)} | _level([e["levels"][i] for e in here if len(e["levels"]) > i], seed)
-                    for i in range(depth)
-                ],
+                "problems": len(problems),
+                "solve_rate": mean([each["solve_rate"] for each in problems], seed),
+                "levels": levels,
             }
         )
-    return found
+    return summaries
 
 
-def _level(facts: Sequence[dict[str, int]], seed: int) -> dict[str, Any]:
-    right_tokens, right = [e["right_tokens"] for e in facts], [e["right"] for e in facts]
-    wrong_tokens, wrong = [e["wrong_tokens"] for e in facts], [e["wrong"] for e in facts]
-    traces = [a + b for a, b in zip(right, wrong, strict=True)]
+def _aggregate_level(entries: Sequence[dict[str, int]], seed: int) -> dict[str, Any]:
+    right_tokens = [each["right_tokens"] for each in entries]
+    wrong_tokens = [each["wrong_tokens"] for each in entries]
+    right = [each["right"] for each in entries]
+    wrong = [each["wrong"] for each in entries]
+    tokens = [each["right_tokens"] + each["wrong_tokens"] for each in entries]
+    traces = [each["right"] + each["wrong"] for each in entries]
     return {
-        "tokens": ratio([a + b for a, b in zip(right_tokens, wrong_tokens, strict=True)], traces, seed),
+        "tokens": ratio(tokens, traces, seed),
         "right": ratio(right_tokens, right, seed),
         "wrong": ratio(wrong_tokens, wrong, seed),
-        "cut": ratio([e["cut"] for e in facts], traces, seed),
+        "truncated": ratio([each["truncated"] for each in entries], traces, seed),
     }

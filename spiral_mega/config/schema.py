@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from spiral_mega.config.harnesses import BestOfN, Harness, Majority, PassAtK, Rsa, Sequential
 from spiral_mega.config.section import Section
 
 
@@ -467,10 +466,17 @@ class CheckpointConfig(Section):
 class EvalConfig(Section):
     every: int | None = Field(default=None, gt=0, description="Steps between evaluations; null: start and end only.")
     repeats: int = Field(default=1, gt=0, description="Episodes sampled for each held-out problem.")
-    harnesses: list[Harness] = Field(
-        default=[PassAtK(), Majority(), BestOfN(), Sequential(), Rsa()],
+    harnesses: list[dict[str, Any]] = Field(
+        default=[
+            {"kind": "pass_at_k"},
+            {"kind": "majority"},
+            {"kind": "best_of_n"},
+            {"kind": "sequential"},
+            {"kind": "rsa"},
+        ],
         min_length=1,
-        description="What `spiral-mega eval` measures.",
+        description="What `spiral-mega eval` measures: the `kind` of each harness, a file of "
+        "spiral_mega/evaluation/harnesses/, and its sizes.",
     )
     chunk: int = Field(
         default=64, gt=0, description="Problems that `spiral-mega eval` samples before it saves what it has."

@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems: of single search traces, of the best of them, and after one aggregation step."""
+"""Accuracy on held-out problems during training: of single search traces, of the best of them, and of aggregation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Problem
 
 
-def evaluate(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
-    """Mean rewards over all held-out problems, each sampled `repeats` times; equal on all ranks.
+def measure_accuracy(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
+    """Sample every held-out problem `repeats` times, and return mean rewards as metrics. Collective.
 
-    The seeds do not depend on the step, so that two evaluations differ only by the weights. The best of the N1
-    search traces is reported as pass@N1 (a trace passes when its reward is at least 1).
+    The result is equal on all ranks. The seeds do not depend on the training step, so two evaluations differ only by
+    the weights. The best of the N1 search traces is reported as pass@N1 (a trace passes when its reward is at least 1).
     """
-    tasks = [
-        Task(problem, -1, (run_seed, "eval", problem.id, repeat)) for problem in problems for repeat in range(repeats)
-    ]
+    tasks = []
+    for problem in problems:
+        for repeat in range(repeats):
+            tasks.append(Task(problem, -1, (run_seed, "eval", problem.id, repeat)))
     sums = {"search": 0.0, "pass": 0.0, "aggregation": 0.0}
     for episode in pipeline.run(tasks, aggregates=True):
-        rewards = [trace.reward for trace in episode.search]
+        search = [trace.reward for trace in episode.search]
         answers = [trace.reward for group in episode.aggregation for trace in group]
-        sums["search"] += sum(rewards) / len(rewards)
-        sums["pass"] += float(max(rewards) >= 1.0)
+        sums["search"] += sum(search) / len(search)
+        sums["pass"] += float(max(search) >= 1.0)
         sums["aggregation"] += sum(answers) / len(answers)
     means = {name: value / len(tasks) for name, value in sum_over_ranks(sums).items()}
     return {

@@ -1,4 +1,4 @@
-"""From an episode to the facts that harnesses and analysis work with."""
+"""Grade a sampled episode: group its answers, and reward its search traces at every token budget."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from spiral_mega.traces import Episode
 
 
 def grade(
-    episode: Episode, cuts: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
+    episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
 ) -> GradedEpisode:
-    """Group the answers of all traces, and judge the search traces as they would stand after each budget of `cuts`."""
-    groups = group_answers([trace.answer_text for trace in episode.traces()], episode.problem.verifier, verifier)
-    return GradedEpisode.of(
-        episode, groups, _cut_rewards(episode, cuts, verifier, tokenizer), episode_stats(episode, groups)
-    )
+    """Group the answers of all traces, and verify the search traces truncated to each of `token_budgets`."""
+    answers = [trace.answer_text for trace in episode.traces()]
+    groups = group_answers(answers, episode.problem.verifier, verifier)
+    rewards = _truncated_rewards(episode, token_budgets, verifier, tokenizer)
+    return GradedEpisode.from_episode(episode, groups, rewards, episode_stats(episode, groups))
 
 
-def _cut_rewards(
-    episode: Episode, cuts: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
+def _truncated_rewards(
+    episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, list[float]]:
-    """By budget, the rewards of the search traces cut there; one that ended in time keeps its reward."""
+    """By budget, the rewards of the search traces truncated to it; a trace within the budget keeps its reward."""
     problem = episode.problem
-    asked = {
-        (budget, trace.index): verifier.submit(
-            tokenizer.decode(trace.response_ids[:budget], skip_special_tokens=True), problem.answer, problem.verifier
-        )
-        for budget in cuts
-        for trace in episode.search
-        if trace.length > budget
-    }
-    return {
-        str(budget): [
-            asked[budget, trace.index].result().reward if (budget, trace.index) in asked else trace.reward
-            for trace in episode.search
-        ]
-        for budget in cuts
-    }
+    verdicts = {}  # submitted together, so that the pool's processes verify at the same time
+    for budget in token_budgets:
+        for trace in episode.search:
+            if trace.length > budget:
+                text = tokenizer.decode(trace.response_ids[:budget], skip_special_tokens=True)
+                verdicts[budget, trace.index] = verifier.submit(text, problem.answer, problem.verifier)
+    rewards: dict[str, list[float]] = {}
+    for budget in token_budgets:
+        rewards[str(budget)] = []
+        for trace in episode.search:
+            verdict = verdicts.get((budget, trace.index))
+            rewards[str(budget)].append(trace.reward if verdict is None else verdict.result().reward)
+    return rewards

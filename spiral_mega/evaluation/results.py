@@ -5,35 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spiral_mega.evaluation.graded_episode import KINDS_OF_TOKENS, Measure
+from spiral_mega.evaluation.graded_episode import TOKEN_CATEGORIES
+from spiral_mega.evaluation.harnesses.harness import Measure
 from spiral_mega.seeds import derive_seed
-from spiral_mega.statistics.estimators import bootstrap_interval
+from spiral_mega.statistics.intervals import bootstrap_interval
 
 
 def results_json(measures: Sequence[Measure], problems: Sequence[str], seed: int) -> dict[str, Any]:
-    """{"problems": ids, "measures": [...]}; each measure with its mean, its 95 % interval over problems, and `values`.
+    """Return {"problems": ids, "measures": [...]}, the measures with mean, 95 % interval over problems, and `values`.
 
-    Everything is resampled with one seed, so that two evaluations of the same problems are resampled alike.
+    Every measure is resampled with the same seed, so that two evaluations of the same problems are resampled alike.
     """
+    bootstrap_seed = derive_seed(seed, "bootstrap")
     return {
         "problems": list(problems),
-        "measures": [_measure_json(measure, derive_seed(seed, "bootstrap")) for measure in measures],
+        "measures": [_measure_json(measure, bootstrap_seed) for measure in measures],
     }
 
 
 def results_table(results: dict[str, Any]) -> str:
-    """One line a measure: harness, metric, where on its axis, mean [interval], tokens a problem."""
-    rows = [("harness", "metric", "at", "mean", "95 % interval", *KINDS_OF_TOKENS)]
-    for each in results["measures"]:
-        low, high = each["interval"]
-        tokens = [f"{each['tokens'][kind]:,.0f}" for kind in KINDS_OF_TOKENS]
-        at = f"{each['axis']} {each['x']:,}"
-        interval = f"{100 * low:.1f} to {100 * high:.1f}"
-        rows.append((each["harness"], each["metric"], at, f"{100 * each['mean']:.1f}", interval, *tokens))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join([*map(str.ljust, row[:3], widths[:3]), *map(str.rjust, row[3:], widths[3:])]).rstrip() for row in rows
-    ]
+    """Format one line a measure: harness, metric, position on its axis, mean [interval], tokens a problem."""
+    head = ("harness", "metric", "at", "mean", "95 % interval", *TOKEN_CATEGORIES)
+    rows = [head, *map(_table_row, results["measures"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [_aligned(row, widths) for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
@@ -51,3 +46,21 @@ def _measure_json(measure: Measure, seed: int) -> dict[str, Any]:
         "budget": measure.budget,
         "values": measure.values,
     }
+
+
+def _table_row(measure: dict[str, Any]) -> tuple[str, ...]:
+    low, high = measure["interval"]
+    return (
+        measure["harness"],
+        measure["metric"],
+        f"{measure['axis']} {measure['x']:,}",
+        f"{100 * measure['mean']:.1f}",
+        f"{100 * low:.1f} to {100 * high:.1f}",
+        *(f"{measure['tokens'][category]:,.0f}" for category in TOKEN_CATEGORIES),
+    )
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Join the cells of a row: three columns of text to the left, numbers to the right."""
+    cells = [*map(str.ljust, row[:3], widths[:3]), *map(str.rjust, row[3:], widths[3:])]
+    return "  ".join(cells).rstrip()

@@ -1,7 +1,7 @@
-"""What an evaluation keeps on disk, so that one that was killed goes on where it was.
+"""What an evaluation keeps on disk, so that one that was killed resumes after its last complete chunk.
 
-evaluation.json                            what is evaluated and how: another evaluation is refused here
-records/<sampling>/chunk_000000.json       what is known of a chunk of problems; there once the chunk is whole
+evaluation.json                            what is evaluated and how; any other evaluation is refused in this folder
+records/<sampling>/chunk_000000.json       the graded episodes of a chunk of problems; exists once the chunk is complete
 traces/<sampling>/chunk_000000.rank0.parquet
 results.json, analysis.json                at the end
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from spiral_mega.telemetry import write_json_atomic
 from spiral_mega.telemetry.trace_file import write_traces
 from spiral_mega.traces import Episode
 
-IDENTITY = "evaluation.json"
+IDENTITY_FILE = "evaluation.json"
 
 
 class Store:
@@ -30,14 +31,14 @@ class Store:
         self.folder = folder
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Write down what is evaluated. Raises UserError if the folder holds an evaluation of something else."""
-        path = self.folder / IDENTITY
+        """Record what is evaluated. Raises UserError if the folder holds an evaluation of something else."""
+        path = self.folder / IDENTITY_FILE
         if path.exists():
             try:
-                there = json.loads(path.read_text())
+                recorded = json.loads(path.read_text())
             except ValueError as error:
                 raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, or use another") from error
-            if changed := changes(there, json.loads(json.dumps(identity))):
+            if changed := changes(recorded, json.loads(json.dumps(identity))):
                 raise UserError(
                     f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose another --output, or "
                     "remove the folder"
@@ -48,18 +49,22 @@ class Store:
         return self._records(sampling, chunk).exists()
 
     def read(self, sampling: str, chunk: int) -> list[GradedEpisode]:
-        rows = json.loads(self._records(sampling, chunk).read_text())
-        return [GradedEpisode(**row) for row in rows]
+        """Read the chunk's records. Raises UserError if they are damaged, or of another version."""
+        path = self._records(sampling, chunk)
+        try:
+            return [GradedEpisode(**record) for record in json.loads(path.read_text())]
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, and evaluate again") from error
 
     def write(self, sampling: str, chunk: int, graded: Sequence[GradedEpisode]) -> None:
-        """The chunk's records. From here on it counts as done."""
-        write_json_atomic(self._records(sampling, chunk), [each.row() for each in graded], indent=None)
+        """Write the chunk's records. From here on it counts as complete."""
+        write_json_atomic(self._records(sampling, chunk), [asdict(each) for each in graded], indent=None)
 
     def write_traces(self, sampling: str, chunk: int, rank: int, episodes: Sequence[Episode]) -> None:
         write_traces(self._traces(sampling) / f"chunk_{chunk:06d}.rank{rank}.parquet", episodes)
 
     def remove_traces(self, sampling: str, chunk: int) -> None:
-        """Those of a try that was killed, perhaps on more ranks."""
+        """Remove the chunk's traces of an attempt that was killed, perhaps one on more ranks."""
         for path in self._traces(sampling).glob(f"chunk_{chunk:06d}.rank*.parquet"):
             path.unlink()
 

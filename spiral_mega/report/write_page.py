@@ -55,4 +55,4 @@ def packed(value: Any) -> str:
 
 
 def _part(name: str) -> str:
-    return (files("spiral_mega.report") / "page" / name).read_text(encoding="utf-8")
+    return (files("spiral_mega.report") / "static" / name).read_text(encoding="utf-8")

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from spiral_mega.config.harnesses import PassAtK, Rsa, Sequential
 from spiral_mega.errors import UserError
-from spiral_mega.evaluation.harnesses.independent_samples import numbers_of_samples
+from spiral_mega.evaluation.harnesses.pass_at_k import PassAtK
+from spiral_mega.evaluation.harnesses.registry import read_harnesses
+from spiral_mega.evaluation.harnesses.rsa import Rsa
+from spiral_mega.evaluation.harnesses.sequential import Sequential
 from spiral_mega.reproduction.figures import draw
 from spiral_mega.reproduction.findings import Measured, as_json, compare, efficiency, findings, summary
 from spiral_mega.reproduction.runs import (
@@ -114,7 +116,7 @@ def _chosen(names: str) -> list[Arm]:
 
 def _sizes(overrides: Sequence[str]) -> tuple[list[int], int, int]:
     """The numbers of responses, steps of self-aggregation and the longest budget that are evaluated."""
-    harnesses = load_config(CONFIGS / "task.yaml", overrides).eval.harnesses
+    harnesses = read_harnesses(load_config(CONFIGS / "task.yaml", overrides).eval.harnesses)
     try:
         (parallel,) = (each for each in harnesses if isinstance(each, PassAtK))
         (recursive,) = (each for each in harnesses if isinstance(each, Rsa))
@@ -123,7 +125,7 @@ def _sizes(overrides: Sequence[str]) -> tuple[list[int], int, int]:
         raise UserError(
             "eval.harnesses must hold pass_at_k, majority, rsa, and sequential with budgets, once"
         ) from None
-    return numbers_of_samples(parallel), recursive.steps, longest
+    return parallel.reported_ks(), recursive.steps, longest
 
 
 def _shown(ks: Sequence[int], steps: int) -> list[str]:

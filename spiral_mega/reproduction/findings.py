@@ -1,7 +1,7 @@
 """What the evaluations say of the paper's findings: pure functions of values by problem and training seed.
 
 Every comparison is of differences, paired by problem and seed, with two 95 % intervals: over problems alone (these
-runs, other problems) and over seeds and problems both (`estimators.crossed_interval`).
+runs, other problems) and over seeds and problems both (`intervals.crossed_interval`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spiral_mega.statistics.estimators import bootstrap_interval, crossed_interval
+from spiral_mega.statistics.intervals import bootstrap_interval, crossed_interval
 
 Values = np.ndarray  # [seeds, problems]
 Measured = Mapping[str, Values]  # by measure, "harness metric x"

@@ -1,1 +1,1 @@
-"""Estimators and bootstrap intervals that evaluation, analysis and reproduction share."""
+"""Estimators and bootstrap intervals that evaluation, analysis and reproduction share. Pure functions."""

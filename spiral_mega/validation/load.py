@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from spiral_mega.config.explain import explain
 from spiral_mega.config.schema import Config
 from spiral_mega.errors import ConfigError
+from spiral_mega.evaluation.harnesses.registry import read_harnesses
 from spiral_mega.validation.contradictions import find_contradictions
 
 
@@ -37,8 +38,13 @@ def load_config(
         config = Config.model_validate(resolved)
     except ValidationError as error:
         raise _config_error(source, list(explain(error, Config))) from None
-    if contradictions := list(find_contradictions(config)):
-        raise _config_error(source, contradictions)
+    problems = list(find_contradictions(config))
+    try:
+        config = _resolve_harnesses(config)
+    except ConfigError as error:
+        problems.append(str(error))
+    if problems:
+        raise _config_error(source, problems)
     return config
 
 
@@ -63,6 +69,13 @@ def _apply(overrides: Sequence[str], config: DictConfig, source: str) -> Any:
 
 def _config_error(source: str, problems: Sequence[str]) -> ConfigError:
     return ConfigError("\n".join([f"{source}:", *(f"  {problem}" for problem in problems)]))
+
+
+def _resolve_harnesses(config: Config) -> Config:
+    """Fill in the defaults of every entry of `eval.harnesses`. Raises ConfigError for a wrong entry."""
+    harnesses = [harness.model_dump(mode="json") for harness in read_harnesses(config.eval.harnesses)]
+    evaluation = config.eval.model_copy(update={"harnesses": harnesses})
+    return config.model_copy(update={"eval": evaluation})
 
 
 def _read_yaml(path: Path, parents: tuple[Path, ...]) -> DictConfig:

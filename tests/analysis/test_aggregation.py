@@ -5,7 +5,6 @@ import random
 import pytest
 
 from spiral_mega.analysis import aggregation, tokens, verification
-from spiral_mega.statistics.intervals import ratio
 from tests.analysis.episodes import episode, right, wrong
 
 
@@ -21,7 +20,7 @@ def test_each_set_falls_in_its_case_and_success_is_counted_over_answers():
         [wrong()],  # a minority, outvoted
     ]
     made, groups = episode(search, sets, answers)
-    found = aggregation.summary([aggregation.facts(made, groups)], 0)
+    found = aggregation.aggregate([aggregation.episode_stats(made, groups)], 0)
     of = {name: (each["value"], each["of"]) for name, each in found.items() if isinstance(each, dict)}
     assert of == {
         "none_right": (0.5, 2),
@@ -39,7 +38,7 @@ def test_each_set_falls_in_its_case_and_success_is_counted_over_answers():
 def test_sets_of_answers_are_judged_by_those_answers():
     """Positions past the search: a set of the second level."""
     made, groups = episode([wrong(1)] * 2, [(0, 1), (2, 3)], [[right(0), right(0)], [wrong(1)]])
-    found = aggregation.summary([aggregation.facts(made, groups)], 0)
+    found = aggregation.aggregate([aggregation.episode_stats(made, groups)], 0)
     assert found["none_right"]["value"] == 1.0
     assert found["all_right"]["value"] == 0.0
 
@@ -51,12 +50,12 @@ def mixed(choose):
 
 
 def summary(*episodes):
-    return verification.summary([verification.facts(*each) for each in episodes], 0)
+    return verification.aggregate([verification.episode_stats(*each) for each in episodes], 0)
 
 
 def test_a_perfect_verifier_accepts_the_right_and_rejects_the_wrong():
     found = summary(mixed(lambda i: right(0)))
-    assert (found["balanced_accuracy"], found["right_choice"]["value"], found["fresh"]["value"]) == (1.0, 1.0, 0.0)
+    assert (found["balanced_accuracy"], found["right_choice"]["value"], found["novel"]["value"]) == (1.0, 1.0, 0.0)
 
 
 def test_a_voter_accepts_what_most_say():
@@ -78,14 +77,14 @@ def test_a_random_pick_scores_the_chance_that_is_reported():
 
 def test_answers_that_no_member_gave_choose_nothing():
     found = summary(mixed(lambda i: [right(9), wrong(8), wrong(None), right(0)][i % 4] if i < 48 else wrong(7)))
-    assert found["fresh"]["value"] == pytest.approx(38 / 50)
-    assert found["fresh_right"]["value"] == pytest.approx(12 / 38)
+    assert found["novel"]["value"] == pytest.approx(38 / 50)
+    assert found["novel_right"]["value"] == pytest.approx(12 / 38)
     assert found["right_choice"]["of"] == 12
 
 
 def test_sets_that_are_all_right_or_all_wrong_say_nothing_of_verification():
     made = episode([right(0), right(0), wrong(1)], [(0, 1), (2,)], [[right(0)], [wrong(1)]])
-    assert verification.facts(*made) == {}
+    assert verification.episode_stats(*made) == {}
     assert summary(made)["balanced_accuracy"] is None
 
 
@@ -93,7 +92,7 @@ def test_tokens_are_told_apart_by_difficulty_level_and_outcome():
     easy = episode([right(0, [1] * 4), right(0, [1] * 2)], [(0, 1)], [[wrong(1, [1] * 9)]])
     hard = episode([wrong(1, [1] * 10), wrong(1, [1] * 20)], [(0, 1)], [[right(0, [1] * 7)]])
     half = episode([wrong(1, [1] * 10), right(0, [1] * 20)])
-    hard_bin, half_bin, easy_bin = tokens.summary([tokens.facts(*each) for each in (easy, hard, half)], 0)
+    hard_bin, half_bin, easy_bin = tokens.aggregate([tokens.episode_stats(*each) for each in (easy, hard, half)], 0)
     assert (hard_bin["solved"], hard_bin["levels"][0]["tokens"]["value"]) == ("none", 15.0)
     assert (hard_bin["levels"][0]["right"], hard_bin["levels"][1]["right"]["value"]) == (None, 7.0)
     assert (half_bin["solved"], half_bin["levels"][0]["right"]["value"]) == ("up to 1/2", 20.0)
@@ -103,13 +102,3 @@ def test_tokens_are_told_apart_by_difficulty_level_and_outcome():
 @pytest.mark.parametrize(("rate", "name"), [(0, "none"), (0.25, "up to 1/4"), (0.26, "up to 1/2"), (0.99, "below all")])
 def test_bins_of_difficulty_have_the_edges_they_say(rate, name):
     assert tokens.BINS[tokens.difficulty(rate)] == name
-
-
-def test_a_ratio_is_resampled_by_problem_and_not_by_what_is_counted_in_it():
-    """Ten problems of 100 answers that all fall alike: the interval is that of ten draws, not of a thousand."""
-    parts, wholes = [100.0] * 5 + [0.0] * 5, [100.0] * 10
-    found = ratio(parts, wholes, 0)
-    low, high = found["interval"]
-    assert found["value"] == 0.5
-    assert high - low > 0.5
-    assert ratio([0.0], [0.0], 0) is None

@@ -8,7 +8,7 @@ import pytest
 
 from spiral_mega.analysis import diversity, entropy, episode_stats
 from spiral_mega.analysis.diversity import level_diversity
-from spiral_mega.analysis.levels import levels
+from spiral_mega.analysis.levels import level_positions
 from tests.analysis.episodes import episode, right, trace, wrong
 
 
@@ -41,24 +41,24 @@ def test_ngram_figures_are_those_of_plain_counting():
 
 def test_levels_follow_from_the_sets_alone():
     made, _ = episode([right()] * 3, [(0, 1), (1, 2), (3, 4), (5, 4)], [[right()] * 2, [right()], [right()], [wrong()]])
-    assert levels(made) == [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert levels(episode([right()] * 2)[0]) == [[0, 1]]
+    assert level_positions(made) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert level_positions(episode([right()] * 2)[0]) == [[0, 1]]
 
 
 def test_each_level_is_summarised_over_the_problems_that_have_it():
     deep = episode([right(0), wrong(1)], [(0, 1)], [[right(0), right(0)]])
     flat = episode([right(0), right(0)])
-    search, answers = diversity.summary([diversity.facts(*deep), diversity.facts(*flat)], 0)
+    search, answers = diversity.aggregate([diversity.episode_stats(*deep), diversity.episode_stats(*flat)], 0)
     assert (search["level"], search["answers"]["value"], search["answers"]["problems"]) == ("search", 1.5, 2)
     assert (answers["level"], answers["answers"]["value"], answers["answers"]["problems"]) == ("aggregation 1", 1.0, 1)
 
 
-def test_entropy_is_the_mean_surprise_of_a_token_and_of_each_tenth():
+def test_entropy_is_the_mean_negative_log_prob_of_a_token_and_of_each_tenth():
     made, groups = episode([right()])
     made.search = [trace("search", 0, 1, range(20)), trace("search", 1, 1, [1])]
     made.search[0].logprobs = [-float(at // 2) for at in range(20)]
     made.search[1].logprobs = [float("-inf")]
-    (found,) = entropy.summary([entropy.facts(made, groups)], 0)
+    (found,) = entropy.aggregate([entropy.episode_stats(made, groups)], 0)
     assert found["entropy"]["value"] == pytest.approx(4.5)
     assert found["entropy"]["of"] == 20
     assert found["tenths"] == pytest.approx(list(range(10)))
@@ -67,5 +67,5 @@ def test_entropy_is_the_mean_surprise_of_a_token_and_of_each_tenth():
 def test_sets_that_are_for_credit_alone_have_no_answers_to_speak_of():
     made, groups = episode([right(), wrong()], [(0, 1)])
     assert made.aggregation == []
-    facts = episode_stats(made, groups)
-    assert (facts["aggregation"], facts["verification"], len(facts["diversity"])) == ([], {}, 1)
+    stats = episode_stats(made, groups)
+    assert (stats["aggregation"], stats["verification"], len(stats["diversity"])) == ([], {}, 1)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from spiral_mega.config import AlgorithmConfig
-from spiral_mega.evaluation.accuracy import evaluate
+from spiral_mega.evaluation.accuracy import measure_accuracy
 from spiral_mega.rollout.pipeline import Task
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Trace
 from tests.rollout.launches import of_ranks
@@ -54,7 +54,7 @@ class FixedPipeline:
 
 def test_means_are_those_of_numbers_worked_out_by_hand(runtime):
     """A partial reward counts in the mean and is no pass."""
-    metrics = evaluate(FixedPipeline(), [problem("a"), problem("b")], 2, run_seed=0)
+    metrics = measure_accuracy(FixedPipeline(), [problem("a"), problem("b")], 2, run_seed=0)
     assert metrics == {
         "eval/search_accuracy": pytest.approx((1.5 / 4 + 1.8 / 4) / 2),
         "eval/pass@4": 0.5,

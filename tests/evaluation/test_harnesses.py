@@ -1,36 +1,32 @@
 """What each harness samples and measures, against numbers counted by hand."""
 
-from itertools import product
-
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
 
 from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
-from spiral_mega.config.harnesses import Harness
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.graded_episode import GradedEpisode
-from spiral_mega.evaluation.harnesses.registry import MODULES, samplings
+from spiral_mega.evaluation.harnesses.registry import HARNESSES, read_harnesses
+from spiral_mega.evaluation.sampling import plan_samplings
 from tests.rollout.scripted import settings
 
 LONGEST = 8
 
 
 def harness(**values):
-    return TypeAdapter(Harness).validate_python(values)
+    (found,) = read_harnesses([values])
+    return found
 
 
 def graded(rewards, groups=None, lengths=None, **more):
-    """Prompts of 10 tokens, 4 of them cached; responses of 5 unless told."""
+    """Prompts of 10 tokens, 4 of them cached; responses of 5 unless `lengths` says otherwise."""
     count = len(rewards)
     tokens = {"prompt": [10] * count, "generated": lengths or [5] * count, "cached": [4] * count}
     return GradedEpisode("p", rewards, groups or [0] * count, tokens, **more)
 
 
 def measures(of, *records):
-    module = MODULES[of.kind]
-    plan = module.plan(of, LONGEST)
-    return plan, module.measure(of, plan, list(records), LONGEST)
+    return of.sampling_plan(LONGEST), of.measure(list(records), LONGEST)
 
 
 def test_pass_at_k_reports_powers_of_two_and_the_tokens_that_k_responses_cost():
@@ -54,11 +50,11 @@ def test_majority_counts_answers_and_best_of_n_takes_part_of_a_reward():
 
 def test_sequential_reads_rewards_at_each_budget_and_counts_no_token_past_it():
     of = harness(kind="sequential", samples=2, budgets=[8, 2])
-    cut = {"2": [0.0, 1.0], "8": [1.0, 1.0]}
-    plan, found = measures(of, graded([1, 1], lengths=[7, 1], cut=cut))
+    truncated = {"2": [0.0, 1.0], "8": [1.0, 1.0]}
+    plan, found = measures(of, graded([1, 1], lengths=[7, 1], truncated_rewards=truncated))
     assert plan == SamplingPlan(2, max_tokens=8)
     assert [(each.x, each.values, each.tokens["generated"]) for each in found] == [(2, [0.5], 1.5), (8, [1.0], 4.0)]
-    assert MODULES["sequential"].budgets(harness(kind="sequential"), 100) == [13, 25, 50, 100]
+    assert harness(kind="sequential").token_budgets(100) == [13, 25, 50, 100]
 
 
 def test_rsa_reads_each_population_by_itself_and_adds_up_what_it_took_to_get_there():
@@ -79,7 +75,7 @@ def test_rsa_reads_each_population_by_itself_and_adds_up_what_it_took_to_get_the
 
 def test_a_pipeline_is_its_stages_and_is_read_at_the_end():
     stages = [{"search": 4, "tokens": 3}, {"aggregate": 2, "set_size": 3, "tokens": 5}, {"aggregate": 1, "set_size": 2}]
-    of = harness(kind="pipeline", name="mine", stages=stages, read="best")
+    of = harness(kind="pipeline", name="mine", stages=stages, reducer="best")
     plan, (found,) = measures(of, graded([1, 1, 1, 1, 0, 0, 0.5]))
     assert plan == SamplingPlan(4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3)
     assert (found.harness, found.values, found.budget) == ("mine", [0.5], 4 * 3 + 2 * 5 + LONGEST)
@@ -110,8 +106,8 @@ def test_harnesses_with_one_plan_share_its_samples():
         {"kind": "best_of_n", "samples": 8},
     ]
     config = settings(eval={"harnesses": same})
-    found = samplings(config)
-    assert [(each.name, len(each.measures)) for each in found] == [("search4", 2), ("search8", 1)]
+    found = plan_samplings(config)
+    assert [(each.name, len(each.harnesses)) for each in found] == [("search4", 2), ("search8", 1)]
     names = [
         SamplingPlan(8, levels=(Level(8, 4, "independent"),) * 2),
         SamplingPlan(8, levels=(Level(8, 4, "independent", 16),) * 2, max_tokens=4),
@@ -122,8 +118,8 @@ def test_harnesses_with_one_plan_share_its_samples():
 def test_budgets_are_not_read_off_traces_of_several_turns():
     harnesses = [{"kind": "sequential"}]
     config = settings(eval={"harnesses": harnesses}, rollout={"sampling.environment": "calculator"})
-    with pytest.raises(ConfigError, match=r"rollout\.environment is 'calculator'"):
-        samplings(config)
+    with pytest.raises(ConfigError, match=r"rollout\.sampling\.environment is 'calculator'"):
+        plan_samplings(config)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +135,7 @@ def test_what_cannot_be_sampled_is_refused_with_the_numbers(harnesses, message):
         eval={"harnesses": harnesses}, rollout={"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 80}
     )
     with pytest.raises(ConfigError, match=message):
-        samplings(config)
+        plan_samplings(config)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +156,7 @@ def test_a_harness_that_makes_no_sense_is_refused(values):
         harness(**values)
 
 
-def test_every_kind_has_a_module_and_every_module_a_kind():
-    kinds = {"pass_at_k", "majority", "best_of_n", "sequential", "rsa", "pipeline"}
-    assert set(MODULES) == kinds
-    for name, function in product(MODULES, ("plan", "measure")):
-        assert callable(getattr(MODULES[name], function))
+def test_a_harness_is_registered_under_its_own_kind():
+    assert {kind: harness.model_fields["kind"].default for kind, harness in HARNESSES.items()} == {
+        kind: kind for kind in ("pass_at_k", "majority", "best_of_n", "sequential", "rsa", "pipeline")
+    }

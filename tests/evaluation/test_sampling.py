@@ -7,8 +7,7 @@ import pytest
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.errors import UserError
 from spiral_mega.evaluation.grading import grade
-from spiral_mega.evaluation.harnesses.registry import Sampling
-from spiral_mega.evaluation.sampling import sample
+from spiral_mega.evaluation.sampling import Sampling, sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout.pipeline import Interrupted
@@ -38,9 +37,9 @@ def run(folder, verifier, runtime, interrupted=lambda engine: False):
     engine = Forgetful(first_come)
     config = settings(rollout={"engine.exchange_steps": 1})
     pipeline = pipeline_of(engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine))
-    judging = partial(grade, cuts=(), verifier=verifier, tokenizer=tiny_tokenizer())
+    grading = partial(grade, token_budgets=(), verifier=verifier, tokenizer=tiny_tokenizer())
     try:
-        sample(SAMPLING, PROBLEMS, pipeline, judging, Store(folder), runtime, chunk=2, seed=7)
+        sample(SAMPLING, PROBLEMS, pipeline, grading, Store(folder), runtime, chunk=2, seed=7)
         stopped = False
     except Interrupted:
         stopped = True
@@ -82,10 +81,10 @@ def test_a_try_on_more_ranks_leaves_no_traces_behind(tmp_path, verifier, runtime
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):
     store = Store(tmp_path)
-    store.claim({"seed": 0, "rollout": {"sampling.temperature": 1.0}})
-    store.claim({"seed": 0, "rollout": {"sampling.temperature": 1.0}})
-    with pytest.raises(UserError, match=r"rollout\.temperature was 1\.0 and is 0\.5"):
-        store.claim({"seed": 0, "rollout": {"sampling.temperature": 0.5}})
+    store.claim({"seed": 0, "sampling": {"temperature": 1.0}})
+    store.claim({"seed": 0, "sampling": {"temperature": 1.0}})
+    with pytest.raises(UserError, match=r"sampling\.temperature was 1\.0 and is 0\.5"):
+        store.claim({"seed": 0, "sampling": {"temperature": 0.5}})
     (tmp_path / "evaluation.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         store.claim({})

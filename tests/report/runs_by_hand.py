@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from spiral_mega.evaluation.graded_episode import Measure
+from spiral_mega.evaluation.harnesses.harness import Measure
 from spiral_mega.evaluation.results import results_json
 from spiral_mega.telemetry.metrics_file import MetricsFile
 from spiral_mega.telemetry.trace_file import trace_path, write_traces

@@ -1,4 +1,4 @@
-"""Intervals and factors against enumeration and closed forms."""
+"""Verdicts, factors and the set score against enumeration and closed forms."""
 
 from itertools import product
 
@@ -9,43 +9,6 @@ from spiral_mega.errors import UserError
 from spiral_mega.reproduction.findings import Finding, at, compare, efficiency, findings
 from spiral_mega.reproduction.mechanism import favour, set_score, slope
 from spiral_mega.reproduction.tables import BEGIN, END, write_into
-from spiral_mega.statistics.estimators import bootstrap_interval, crossed_interval
-
-
-def every_resample(values):
-    """Sorted means of all equally likely resamples of rows and columns."""
-    rows, columns = values.shape
-    means = [
-        values[np.ix_(r, c)].mean()
-        for r in product(range(rows), repeat=rows)
-        for c in product(range(columns), repeat=columns)
-    ]
-    return np.sort(means)
-
-
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
-def test_the_crossed_interval_is_that_of_all_resamples_of_seeds_and_problems(level):
-    values = np.random.default_rng(1).normal(size=(3, 5)) + np.array([[0.0], [1.0], [3.0]])
-    low, high = crossed_interval(values.tolist(), 0, level=level, resamples=20_000)
-    truth = every_resample(values)
-    for end, share in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
-        # so much of the exact distribution lies below the end, up to 4 deviations of a share of 20,000 draws
-        spread = 4 * (share * (1 - share) / 20_000) ** 0.5
-        assert np.mean(truth < end - 1e-12) <= share + spread
-        assert np.mean(truth <= end + 1e-12) >= share - spread
-
-
-def test_seeds_that_agree_leave_the_interval_over_problems():
-    problems = np.random.default_rng(2).random(40)
-    crossed = crossed_interval([problems.tolist()] * 3, 0, resamples=20_000)
-    alone = bootstrap_interval(problems.tolist(), 1, resamples=20_000)
-    assert crossed == pytest.approx(alone, abs=0.01)
-
-
-@pytest.mark.parametrize("values", [[], [[]], [[1.0, 2.0], [3.0]]])
-def test_ragged_or_empty_values_are_refused(values):
-    with pytest.raises(ValueError, match=r"shape|inhomogeneous"):
-        crossed_interval(values, 0)
 
 
 def test_a_difference_is_paired_by_problem_and_seed():

@@ -11,7 +11,7 @@ from spiral_mega.config import AlgorithmConfig, BatchConfig, Config
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.evaluation.accuracy import evaluate
+from spiral_mega.evaluation.accuracy import measure_accuracy
 from spiral_mega.filter import filter_by_difficulty
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.models.weights import pretrained_weights
@@ -49,10 +49,10 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     with VerifierPool(10.0, 1, ("exact",)) as verifier:
         prompter = Prompter(config.prompts, tokenizer)
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
-        before = evaluate(pipeline, problems[:3], 2, run_seed=7)
+        before = measure_accuracy(pipeline, problems[:3], 2, run_seed=7)
         tasks = [Task(each, 5, (7, 5, each.id, 0)) for each in problems]
         mine = pipeline.run(tasks, aggregates=True)
-        after = evaluate(pipeline, problems[:3], 2, run_seed=7)
+        after = measure_accuracy(pipeline, problems[:3], 2, run_seed=7)
     return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
 
 
@@ -199,7 +199,7 @@ def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:
     pipeline = ScriptedPipeline(0.5, AlgorithmConfig(search_traces=2), make_replica(runtime, 1))
     arguments = ([problem(f"p{i}") for i in range(problems)], repeats)
-    results = [evaluate(pipeline, *arguments, run_seed=seed) for seed in (1, 1, 2)]  # type: ignore[arg-type]
+    results = [measure_accuracy(pipeline, *arguments, run_seed=seed) for seed in (1, 1, 2)]  # type: ignore[arg-type]
     return {"results": results, "tasks": [[each.seed_parts for each in call] for call in pipeline.calls]}
 
 

@@ -1,1 +1,1 @@
-"""Test-time harnesses, one a file."""
+"""Test-time harnesses, one a file: its section of the configuration, its sampling plan, and its measures."""

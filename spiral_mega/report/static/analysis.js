@@ -71,7 +71,7 @@ function analysisOf(evaluated) {
     "all_right",
     "plurality_wrong",
   ];
-  const skills = ["right_choice", "chance", "accepts_right", "rejects_wrong", "fresh", "fresh_right"];
+  const skills = ["right_choice", "chance", "accepts_right", "rejects_wrong", "novel", "novel_right"];
   const figures = ["answered", "answers", "answer_entropy", "distinct_ngrams", "ngram_entropy", "distance", "length"];
   const sections = [
     folded(
@@ -105,7 +105,7 @@ function analysisOf(evaluated) {
               ranged(level.tokens),
               ranged(level.right),
               ranged(level.wrong),
-              ranged(level.cut, true),
+              ranged(level.truncated, true),
             ]),
           ),
         ),

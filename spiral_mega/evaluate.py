@@ -1,14 +1,19 @@
-"""`spiral-mega eval`: sample what the harnesses need, measure, analyse, and write it all down."""
+"""`spiral-mega eval`: sample what the harnesses need, compute their measures, analyze the episodes, and save both.
+
+prepare         configuration, model and folder
+evaluate_model  plan_samplings -> sample (resumable, in chunks) -> measure, aggregate -> results.json, analysis.json
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from spiral_mega.analysis import summarise
+from spiral_mega import analysis
 from spiral_mega.config import Config
 from spiral_mega.config.model_set import model_configs
 from spiral_mega.data.problems import fingerprint, load_problems
@@ -16,11 +21,11 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.evaluation.grading import grade
-from spiral_mega.evaluation.harnesses.registry import Sampling, samplings
+from spiral_mega.evaluation.harnesses.harness import Measure
+from spiral_mega.evaluation.model_source import ModelSource, find_source
 from spiral_mega.evaluation.results import results_json, results_table
-from spiral_mega.evaluation.sampling import sample
+from spiral_mega.evaluation.sampling import Sampling, plan_samplings, sample
 from spiral_mega.evaluation.store import Store
-from spiral_mega.evaluation.target import Target, find_target
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.process.stop_request import StopRequest
 from spiral_mega.prompts.prompter import Prompter
@@ -35,46 +40,52 @@ from spiral_mega.validation.models import check_models
 
 log = logging.getLogger(__name__)
 
-# What decides the traces: an evaluation goes on only where all of it is the same.
-SAMPLED_BY = ("name", "tensor_parallel", "max_num_seqs")  # engine settings that decide what is sampled
+SAMPLING_ENGINE_KEYS = ("name", "tensor_parallel", "max_num_seqs")
+"""Settings of rollout.engine that decide which traces are sampled."""
 
 
-def prepare(
-    config_path: Path | None, model: str | None, output: Path | None, overrides: Sequence[str]
-) -> tuple[Config, Target, Path]:
-    """The configuration, what is evaluated, and the folder for it.
+class Evaluation(NamedTuple):
+    """What to evaluate, and the folder to write to."""
 
-    Without a configuration a run's own is used; for another model the overrides are all there is. Raises ConfigError.
+    config: Config
+    source: ModelSource
+    folder: Path
+
+
+def prepare(config_path: Path | None, model: str | None, output: Path | None, overrides: Sequence[str]) -> Evaluation:
+    """Load the configuration, and find the model and the output folder. Raises ConfigError.
+
+    Without `config_path`, a run's model uses the run's configuration, and any other model the overrides alone.
     """
     if config_path is None and model is None:
         raise ConfigError("nothing to evaluate: give a configuration, --model, or both")
-    target = find_target(model) if model is not None else None
-    values: dict[str, Any] = target.values() if target else {}
-    if config_path is None and target is not None:
-        config_path = target.run_config
-    if config_path is None:  # no training is meant, so what it needs stands for itself
+    source = find_source(model, load_config) if model is not None else None
+    values = source.required_values() if source is not None else {}
+    if config_path is None and source is not None:
+        config_path = source.run_config
+    if config_path is None:  # nothing is trained: fill in what training requires
         values |= {
             "run": {"dir": str(output or "runs/eval"), "steps": 1},
             "data": {"train": "${data.eval}"},
             "policy": {"microbatch_tokens": "${rollout.sampling.max_context_tokens}"},
         }
     config = load_config(config_path, overrides, values)
-    if target is not None and config.model.path != values["model"]["path"]:
+    if source is not None and config.model.path != values["model"]["path"]:
         raise ConfigError(f"model.path={config.model.path} is given, and --model {model} too: leave one of them out")
     if not config.data.eval:
         raise ConfigError("data.eval is empty: name problems to evaluate, such as data.eval='[{path: aime25.parquet}]'")
     folder = Path(config.run.dir) / "evaluation"
-    if target is not None and target.checkpoint is not None:
-        folder = folder / target.checkpoint.name
-    return config, target or Target(config.model.path), output or folder
+    if source is not None and source.checkpoint is not None:
+        folder = folder / source.checkpoint.folder.name
+    return Evaluation(config, source or ModelSource(config.model.path), output or folder)
 
 
-def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtime) -> bool:
-    """Run or go on with the evaluation in `folder`; whether it came to its end. Collective.
+def evaluate_model(config: Config, source: ModelSource, folder: Path, runtime: Runtime) -> bool:
+    """Run the evaluation in `folder`, or resume it; return whether it was completed. Collective.
 
-    What is measured goes to results.json and, as a table, to standard output; the analysis to analysis.json.
+    Write the measures to results.json and, as a table, to standard output; write the analysis to analysis.json.
     """
-    needed = samplings(config)
+    samplings = plan_samplings(config)
     store = Store(folder)
     with ExitStack() as stack:
         stack.enter_context(locked_folder(folder, runtime))
@@ -86,15 +97,15 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
         prompter = Prompter(config.prompts, tokenizer)
         problems = load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)
         if runtime.is_main:
-            store.claim(_identity(config, target, problems))
+            store.claim(_identity(config, source, problems))
             with atomic_path(folder / "config.yaml") as path:
                 path.write_text(dump_config(config))
         verifier = stack.enter_context(make_verifier_pool(config.rewards, problems))
         engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
         stack.callback(engine.close)
-        target.load(engines, config, runtime)
+        source.load_weights(engines, config, runtime)
         try:
-            for sampling in needed:
+            for sampling in samplings:
                 pipeline = Pipeline(
                     engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop, sampling.plan
                 )
@@ -102,28 +113,32 @@ def evaluate_model(config: Config, target: Target, folder: Path, runtime: Runtim
                     sampling,
                     problems,
                     pipeline,
-                    lambda episode, cuts=sampling.cuts: grade(episode, cuts, verifier, tokenizer),  # type: ignore[misc]
+                    partial(grade, token_budgets=sampling.token_budgets, verifier=verifier, tokenizer=tokenizer),
                     store,
                     runtime,
                     chunk=config.eval.chunk,
                     seed=config.run.seed,
                 )
         except Interrupted:
-            log.warning("interrupted: what was being sampled is given up; the same command goes on from the last chunk")
+            log.warning("interrupted: the unfinished chunk is discarded; the same command resumes after the last one")
             return False
         if runtime.is_main:
-            _conclude(config, needed, problems, store)
+            _write_results(config, samplings, problems, store)
     return True
 
 
-def _conclude(config: Config, needed: Sequence[Sampling], problems: Sequence[Problem], store: Store) -> None:
-    """Measure and analyse what is in the store, and write both down."""
+def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequence[Problem], store: Store) -> None:
+    """Compute measures and analysis from the stored records, and write results.json and analysis.json."""
     chunks = range(-(-len(problems) // config.eval.chunk))
-    measures, analyses = [], {}
-    for sampling in needed:
-        graded: list[GradedEpisode] = [each for chunk in chunks for each in store.read(sampling.name, chunk)]
-        measures += [measure for of in sampling.measures for measure in of(graded)]
-        analyses[sampling.name] = summarise([each.facts for each in graded], config.run.seed)
+    measures: list[Measure] = []
+    analyses = {}
+    for sampling in samplings:
+        graded: list[GradedEpisode] = []
+        for chunk in chunks:
+            graded += store.read(sampling.name, chunk)
+        for harness in sampling.harnesses:
+            measures += harness.measure(graded, config.rollout.sampling.max_response_tokens)
+        analyses[sampling.name] = analysis.aggregate([each.stats for each in graded], config.run.seed)
     results = results_json(measures, [problem.id for problem in problems], config.run.seed)
     write_json_atomic(store.folder / "results.json", results, indent=None)
     write_json_atomic(store.folder / "analysis.json", analyses)
@@ -131,16 +146,18 @@ def _conclude(config: Config, needed: Sequence[Sampling], problems: Sequence[Pro
     print(f"\n{len(problems)} problems: {store.folder / 'results.json'}")
 
 
-def _identity(config: Config, target: Target, problems: Sequence[Problem]) -> dict[str, Any]:
+def _identity(config: Config, source: ModelSource, problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return everything that decides the traces: an evaluation resumes only where all of it is the same."""
     settings = config.model_dump(mode="json")
-    phi = {}
+    identity = {}
     if config.two_models is not None:
-        phi = {"aggregation": Target(model_configs(config)[AGGREGATION].model.path).identity()}
-    return phi | {
-        "model": target.identity(),
+        aggregation = model_configs(config)[AGGREGATION]
+        identity["aggregation"] = ModelSource(aggregation.model.path).identity()
+    return identity | {
+        "model": source.identity(),
         "data": fingerprint(problems),
         "prompts": settings["prompts"],
-        "engine": {key: settings["rollout"]["engine"][key] for key in SAMPLED_BY},
+        "engine": {key: settings["rollout"]["engine"][key] for key in SAMPLING_ENGINE_KEYS},
         "sampling": settings["rollout"]["sampling"],
         "set_order": config.algorithm.set_order,
         "param_dtype": config.policy.param_dtype,

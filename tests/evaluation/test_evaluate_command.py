@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from spiral_mega.cli import app
 from spiral_mega.errors import ConfigError
-from spiral_mega.evaluation.evaluate import prepare
-from spiral_mega.evaluation.target import find_target
+from spiral_mega.evaluate import prepare
+from spiral_mega.evaluation.model_source import find_source
 from spiral_mega.validation.load import dump_config, load_config
 
 DEMO = "configs/demo.yaml"
@@ -49,16 +49,17 @@ def make_run(folder: Path, *, model: bool, steps: list[int]) -> Path:
 
 def test_of_a_run_the_final_model_is_taken_with_the_runs_settings(tmp_path):
     run = make_run(tmp_path / "run", model=True, steps=[40])
-    config, target, folder = prepare(None, str(run), None, ["run.seed=5"])
-    assert (target.checkpoint, config.model.path, config.model.lora) == (None, str(run / "model"), None)
+    config, source, folder = prepare(None, str(run), None, ["run.seed=5"])
+    assert (source.checkpoint, config.model.path, config.model.lora) == (None, str(run / "model"), None)
     assert (config.rollout.sampling.temperature, config.run.seed) == (0.7, 5)
     assert folder == run / "evaluation"
 
 
 def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken_with_its_adapters(tmp_path):
     run = make_run(tmp_path / "run", model=False, steps=[5, 120, 40])
-    config, target, folder = prepare(None, str(run), None, [])
-    assert target.checkpoint == run / "checkpoints" / "step_000120"
+    config, source, folder = prepare(None, str(run), None, [])
+    assert source.checkpoint is not None
+    assert source.checkpoint.folder == run / "checkpoints" / "step_000120"
     assert config.model.lora is not None
     assert folder == run / "evaluation" / "step_000120"
 
@@ -73,13 +74,13 @@ def test_a_given_configuration_wins_over_the_runs_but_not_for_the_model(tmp_path
 
 def test_a_run_without_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="neither a model nor a checkpoint yet"):
-        find_target(str(make_run(tmp_path / "run", model=False, steps=[])))
+        find_source(str(make_run(tmp_path / "run", model=False, steps=[])), load_config)
 
 
 def test_weights_that_changed_are_other_weights(tmp_path):
     run = make_run(tmp_path / "run", model=True, steps=[])
     (run / "model" / "model.safetensors").write_bytes(b"1")
-    before = find_target(str(run)).identity()
-    assert find_target(str(run)).identity() == before
+    before = find_source(str(run), load_config).identity()
+    assert find_source(str(run), load_config).identity() == before
     (run / "model" / "model.safetensors").write_bytes(b"22")
-    assert find_target(str(run)).identity() != before
+    assert find_source(str(run), load_config).identity() != before

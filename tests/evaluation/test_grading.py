@@ -15,7 +15,7 @@ from tests.rollout.launches import PROBLEMS, real_config
 from tests.rollout.reward_kinds import word_sum
 from tests.support.tiny_models import END_ID
 
-CUTS = (1, 2, 4, 8)
+BUDGETS = (1, 2, 4, 8)
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def sample(parts, plan):
 
 def test_a_budget_read_off_the_longest_response_is_what_sampling_with_it_gives(parts):
     _, tokenizer, _, verifier = parts
-    graded = [grade(episode, CUTS, verifier, tokenizer) for episode in sample(parts, SamplingPlan(6))]
+    graded = [grade(episode, BUDGETS, verifier, tokenizer) for episode in sample(parts, SamplingPlan(6))]
     lengths = {length for each in graded for length in each.tokens["generated"]}
     assert lengths == {4, 8}, "some end by themselves, most at the limit"
-    for budget in CUTS:
+    for budget in BUDGETS:
         anew = sample(parts, SamplingPlan(6, max_tokens=budget))
-        assert [each.cut[str(budget)] for each in graded] == [[t.reward for t in e.search] for e in anew]
-    assert [each.cut["8"] for each in graded] == [each.rewards for each in graded]
-    assert [each.cut["1"] for each in graded] != [each.cut["8"] for each in graded]
+        assert [each.truncated_rewards[str(budget)] for each in graded] == [[t.reward for t in e.search] for e in anew]
+    assert [each.truncated_rewards["8"] for each in graded] == [each.rewards for each in graded]
+    assert [each.truncated_rewards["1"] for each in graded] != [each.truncated_rewards["8"] for each in graded]
 
 
 def test_the_facts_on_each_trace_stand_in_the_order_of_the_episodes_traces(parts):
