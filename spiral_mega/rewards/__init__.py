@@ -1,7 +1,8 @@
-"""Rewards: is a response's answer one of the problem's ground truths? Verified in killable processes.
+"""Rewards: whether a response's answer is one of the problem's ground truths, verified in killable
+processes.
 
-Kinds: `math` (last boxed answer, math-verify), `exact` (text), `arithmetic` (number paths), or the import path
-`package.module:function` of a function (response: str, answer: tuple[str, ...]) -> float.
+Verifiers: `math` (last boxed answer), `exact` (text), `arithmetic` (number paths), or the import
+path `package.module:function` of a function (response: str, answer: tuple[str, ...]) -> float.
 """
 
 from spiral_mega.rewards.agreement import group_answers

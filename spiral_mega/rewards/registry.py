@@ -1,4 +1,4 @@
-"""The verifiers by name, and users' own by import path."""
+"""The built-in verifiers by name, and users' own by import path."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ BUILT_IN = {
 }
 
 
-def check_verifier_name(kind: str) -> None:
-    """Raise ValueError unless `kind` is a built-in kind or the import path of a function that can serve as one.
+def check_verifier_name(name: str) -> None:
+    """Raise ValueError unless `name` is a built-in verifier or the import path of a function that
+    can serve as one.
 
     Imports a user's module, so that a mistake shows at start-up and not as a run of zero rewards.
     """
-    if kind not in BUILT_IN:
-        load_verifier(kind)
+    if name not in BUILT_IN:
+        load_verifier(name)
 
 
-def load_verifier(kind: str) -> RewardFunction:
-    """The function (response, answers) -> reward that `kind` names. Raises ValueError, naming the kind and why."""
-    path = BUILT_IN.get(kind, kind)
-    known = f"known kinds are {', '.join(BUILT_IN)}, or package.module:function"
+def load_verifier(name: str) -> RewardFunction:
+    """Return the function (response, answers) -> reward that `name` denotes. Raises ValueError with name and reason."""
+    path = BUILT_IN.get(name, name)
+    known = f"known verifiers are {', '.join(BUILT_IN)}, or package.module:function"
     if ":" not in path:
-        raise ValueError(f"there is no verifier kind {kind!r}: {known}")
+        raise ValueError(f"there is no verifier {name!r}: {known}")
     if path.startswith("__main__:"):
-        raise ValueError(f"the kind {kind!r} is in __main__, which worker processes do not load: move it to a module")
+        raise ValueError(
+            f"the verifier {name!r} is in __main__, which verifier processes do not import: move it to a module"
+        )
     try:
         return load_function(path, 2)
     except ValueError as error:
         wanted = "a function (response: str, answer: tuple[str, ...]) -> float"
-        raise ValueError(f"the kind {kind!r} is no {wanted}: {error}; {known}") from error
+        raise ValueError(f"the verifier {name!r} is not {wanted}: {error}; {known}") from error

@@ -1,4 +1,4 @@
-"""Processes that start fresh and do not import the caller's main module."""
+"""A multiprocessing context whose processes do not import the caller's main module."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class _Process(SpawnProcess):
 class MainlessContext(SpawnContext):
     """multiprocessing's spawn, except that children do not run the parent's script again.
 
-    A trainer's script imports torch (seconds, and gigabytes of address space) and may lack an
-    `if __name__ == "__main__"`. spawn tells the child of a main module by its file; here it finds an empty one.
+    A trainer's script imports torch (seconds, and gigabytes of address space) and may lack an `if
+    __name__ == "__main__"`. spawn passes the main module's file to the child; here it finds an
+    empty module.
     """
 
     Process = _Process

@@ -1,4 +1,10 @@
-"""Rewards of responses, computed in processes that may hang, crash or run out of memory without harm."""
+"""Rewards of responses, computed in processes that may hang, crash or run out of memory without
+harm.
+
+submit -> _dispatch -> a verifier process (rewards.worker) -> _on_done -> Future[Verdict]
+              ^                                                  |
+              +------------ once more if the pool broke ---------+
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from spiral_mega.rewards.registry import check_verifier_name
 from spiral_mega.rewards.spawn import MainlessContext
 from spiral_mega.traces import Problem
 
-if TYPE_CHECKING:  # verifier processes import this module: without pydantic they start sooner
+if TYPE_CHECKING:  # verifier processes import this module, and start sooner without pydantic
     from spiral_mega.config import RewardsConfig
 
 Status = Literal["ok", "timeout", "crash", "error"]
@@ -32,10 +38,11 @@ WORKER_MEMORY_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A reward and how it came about; `detail` says why when `status` is not "ok" (the reward is then 0).
+    """A reward and its status; `detail` gives the reason when `status` is not "ok" (the reward is
+    then 0).
 
-    timeout: past the time limit. crash: the process died. error: the verifier raised (MemoryError included) or
-    returned something other than a finite number.
+    timeout: past the time limit. crash: the process died. error: the verifier raised (MemoryError
+    included) or returned something other than a finite number.
     """
 
     reward: float
@@ -44,81 +51,88 @@ class Verdict:
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
+class _Task:
+    """One verification: the arguments of `worker.run`, the future verdict, and how often it was dispatched."""
+
     arguments: tuple[str, str, tuple[str, ...]]
     verdict: Future[Verdict] = field(default_factory=Future)
-    tried: int = 0
+    attempts: int = 0
 
 
 class VerifierPool:
-    """A pool of `workers` verifier processes, each verification bounded by `time_limit_s` seconds of wall clock.
+    """A pool of `workers` verifier processes; each verification is limited to `time_limit_s`
+    seconds of wall clock.
 
-    A process that exceeds the limit is killed and replaced. The clock starts when a process takes the task,
-    after its imports: `kinds` are those to load beforehand (others load within their first task's limit).
-    Processes start at once, in the background. Thread-safe. Use as a context manager, or call `close`.
+    A process that exceeds the limit is killed and replaced. The clock starts when a process takes
+    the task, after its imports: `verifiers` are loaded beforehand, others within the limit of their
+    first task. Processes start at once, in the background. Thread-safe. Use as a context manager,
+    or call `close`.
     """
 
-    def __init__(self, time_limit_s: float = 5.0, workers: int = 2, kinds: Sequence[str] = ("math",)) -> None:
+    def __init__(self, time_limit_s: float = 5.0, workers: int = 2, verifiers: Sequence[str] = ("math",)) -> None:
         if not time_limit_s > 0 or workers < 1:
             raise ValueError(f"time_limit_s is {time_limit_s} and workers {workers}: both must be positive")
         self.time_limit_s = time_limit_s
         self.workers = workers
-        self._kinds = tuple(dict.fromkeys(kinds))
-        for kind in self._kinds:
-            check_verifier_name(kind)
-        self._checked = set(self._kinds)
+        self._preloaded = tuple(dict.fromkeys(verifiers))
+        for name in self._preloaded:
+            check_verifier_name(name)
+        self._checked = set(self._preloaded)
         self._counts: Counter[str] = Counter()
-        self._unsettled: set[_Job] = set()
+        self._pending: set[_Task] = set()
         self._lock = Lock()
         self._closed = False
-        # One thread starts all processes and outlives them: the kernel ends a child with the thread that made it.
-        self._keeper = ThreadPoolExecutor(1, "verifier-keeper", initializer=block_signals)
+        # One thread starts all processes and outlives them: the kernel ends a child with the thread
+        # that started it.
+        self._manager = ThreadPoolExecutor(1, "verifier-manager", initializer=block_signals)
         self._pool: ProcessPool | None = None
-        self._keeper.submit(self._start_pool)
+        self._manager.submit(self._start_pool)
 
-    def submit(self, response: str, answer: Any, kind: str = "math") -> Future[Verdict]:
-        """Start to verify `response`; the future's result is a Verdict, never an exception, unless `close` comes first.
+    def submit(self, response: str, answer: Any, verifier: str = "math") -> Future[Verdict]:
+        """Start to verify `response`. The future's result is a Verdict; it raises only if `close`
+        comes first.
 
-        `answer` is anything `normalize_answer` takes. Raises ValueError for a bad answer or kind, RuntimeError
-        after `close`.
+        `answer` is anything that `normalize_answer` accepts. Raises ValueError for a bad answer or
+        verifier name, RuntimeError after `close`.
         """
-        if kind not in self._checked:
-            check_verifier_name(kind)
-            self._checked.add(kind)
-        job = _Job((kind, response, normalize_answer(answer)))
-        job.verdict.set_running_or_notify_cancel()  # a verdict cannot be cancelled, so it is always set once
+        if verifier not in self._checked:
+            check_verifier_name(verifier)
+            self._checked.add(verifier)
+        task = _Task((verifier, response, normalize_answer(answer)))
+        task.verdict.set_running_or_notify_cancel()  # a verdict cannot be cancelled, so it is always set once
         with self._lock:
             if self._closed:
                 raise RuntimeError("the VerifierPool is closed: create another")
-            self._unsettled.add(job)
-            self._keeper.submit(self._dispatch, job)
-        return job.verdict
+            self._pending.add(task)
+            self._manager.submit(self._dispatch, task)
+        return task.verdict
 
-    def verify(self, responses: Sequence[str], answers: Sequence[Any], kind: str = "math") -> list[Verdict]:
-        """The verdicts on `responses`, in their order; answers[i] is the ground truth for responses[i]."""
+    def verify(self, responses: Sequence[str], answers: Sequence[Any], verifier: str = "math") -> list[Verdict]:
+        """Return the verdicts on `responses`, in order; answers[i] is the ground truth of responses[i]."""
         if len(responses) != len(answers):
             raise ValueError(f"{len(responses)} responses but {len(answers)} answers: give one answer a response")
-        futures = [self.submit(response, answer, kind) for response, answer in zip(responses, answers, strict=True)]
+        pairs = zip(responses, answers, strict=True)
+        futures = [self.submit(response, answer, verifier) for response, answer in pairs]
         return [future.result() for future in futures]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Verdicts so far by status: ok, timeout, crash, error."""
+        """The number of verdicts so far by status: ok, timeout, crash, error."""
         with self._lock:
             return {status: self._counts[status] for status in STATUSES}
 
     def close(self) -> None:
-        """Stop all processes. Verifications that have not ended raise RuntimeError from their futures."""
+        """Stop all processes. The futures of unfinished verifications raise RuntimeError."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            open_jobs = list(self._unsettled)
-        for job in open_jobs:  # before their processes end, which would read as crashes
-            if self._take(job):
-                job.verdict.set_exception(RuntimeError("the VerifierPool was closed before this verification ended"))
-        self._keeper.submit(self._stop_pool).result()
-        self._keeper.shutdown()
+            pending = list(self._pending)
+        for task in pending:  # before their processes end, which would read as crashes
+            if self._claim(task):
+                task.verdict.set_exception(RuntimeError("the VerifierPool was closed before this verification ended"))
+        self._manager.submit(self._stop_pool).result()
+        self._manager.shutdown()
 
     def __enter__(self) -> VerifierPool:
         return self
@@ -128,13 +142,14 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    # All below but _take run in the keeper's thread, or are called back from pebble's.
+    # The methods below run in the manager thread or as callbacks of pebble's threads; _claim runs
+    # in any thread.
 
     def _start_pool(self) -> ProcessPool:
         self._pool = ProcessPool(
             max_workers=self.workers,
             initializer=worker.start,
-            initargs=(os.getpid(), self._kinds, WORKER_MEMORY_BYTES),
+            initargs=(os.getpid(), self._preloaded, WORKER_MEMORY_BYTES),
             context=MainlessContext(),
         )
         _ = self._pool.active  # starts the processes
@@ -146,56 +161,60 @@ class VerifierPool:
             self._pool.join()
             self._pool = None
 
-    def _dispatch(self, job: _Job) -> None:
+    def _dispatch(self, task: _Task) -> None:
         if self._closed:
             return
-        job.tried += 1
+        task.attempts += 1
         try:
             pool = self._pool
             if pool is None or not pool.active:  # its processes died while idle: out of memory, or an operator's kill
                 self._stop_pool()
                 pool = self._start_pool()
-            future = pool.schedule(worker.run, args=job.arguments, timeout=self.time_limit_s)
-        except Exception as error:  # no process can be started: training goes on, and the counts show it
-            self._conclude(job, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
+            future = pool.schedule(worker.run, args=task.arguments, timeout=self.time_limit_s)
+        except Exception as error:  # no process can be started: training continues, and the counts show it
+            self._complete(task, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
         else:
-            future.add_done_callback(lambda done: self._settle(job, done))
+            future.add_done_callback(lambda done: self._on_done(task, done))
 
-    def _settle(self, job: _Job, done: Future[tuple[float, Status, str]]) -> None:
+    def _on_done(self, task: _Task, done: Future[tuple[float, Status, str]]) -> None:
         error = done.exception()
         if error is None:
-            self._conclude(job, Verdict(*done.result()))
+            self._complete(task, Verdict(*done.result()))
         elif isinstance(error, TimeoutError):
-            self._conclude(job, Verdict(0.0, "timeout", f"took longer than {self.time_limit_s} s"))
-        elif isinstance(error, BrokenProcessPool) and job.tried == 1:
-            with suppress(RuntimeError):  # the keeper has shut down: `close` settles the job
-                self._keeper.submit(self._dispatch, job)
+            self._complete(task, Verdict(0.0, "timeout", f"took longer than {self.time_limit_s} s"))
+        elif isinstance(error, BrokenProcessPool) and task.attempts == 1:
+            with suppress(RuntimeError):  # the manager thread has ended: `close` completes the task
+                self._manager.submit(self._dispatch, task)
         else:
-            self._conclude(job, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
+            self._complete(task, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
 
-    def _conclude(self, job: _Job, verdict: Verdict) -> None:
-        if self._take(job):
+    def _complete(self, task: _Task, verdict: Verdict) -> None:
+        if self._claim(task):
             with self._lock:
                 self._counts[verdict.status] += 1
-            job.verdict.set_result(verdict)
+            task.verdict.set_result(verdict)
 
-    def _take(self, job: _Job) -> bool:
-        """Whether the caller is the one to settle `job`."""
+    def _claim(self, task: _Task) -> bool:
+        """Return whether the caller is the first to complete `task`."""
         with self._lock:
-            found = job in self._unsettled
-            self._unsettled.discard(job)
+            found = task in self._pending
+            self._pending.discard(task)
             return found
 
 
 def verify(
-    responses: Sequence[str], answers: Sequence[Any], kind: str = "math", time_limit_s: float = 5.0, workers: int = 2
+    responses: Sequence[str],
+    answers: Sequence[Any],
+    verifier: str = "math",
+    time_limit_s: float = 5.0,
+    workers: int = 2,
 ) -> list[float]:
-    """The rewards of `responses`, in order, as `VerifierPool.verify` gives them; starts processes for it (1 to 2 s)."""
-    with VerifierPool(time_limit_s, workers, (kind,)) as verifier:
-        return [verdict.reward for verdict in verifier.verify(responses, answers, kind)]
+    """Return the rewards of `responses`, in order, as `VerifierPool.verify`; starts processes for it (1 to 2 s)."""
+    with VerifierPool(time_limit_s, workers, (verifier,)) as pool:
+        return [verdict.reward for verdict in pool.verify(responses, answers, verifier)]
 
 
 def make_verifier_pool(config: RewardsConfig, problems: Iterable[Problem]) -> VerifierPool:
-    """The verifier processes, with all that these problems need loaded before any limit runs."""
-    kinds = sorted({problem.verifier for problem in problems})
-    return VerifierPool(config.time_limit_s, config.workers, kinds)
+    """Start the verifier processes, with every verifier that these problems name loaded before any time limit runs."""
+    names = sorted({problem.verifier for problem in problems})
+    return VerifierPool(config.time_limit_s, config.workers, names)

@@ -25,8 +25,8 @@ SOME_TRACES = (
 
 
 def kind(name: str) -> str:
-    """Training data that is verified by tests.e2e.reward_kinds."""
-    return f"data.train=[{{path: configs/demo/train.jsonl, kind: 'tests.e2e.reward_kinds:{name}'}}]"
+    """Training data that is verified by tests.e2e.verifiers."""
+    return f"data.train=[{{path: configs/demo/train.jsonl, verifier: 'tests.e2e.verifiers:{name}'}}]"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.episode_run import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from tests.rollout.launches import PROBLEMS, real_config
-from tests.rollout.reward_kinds import word_sum
+from tests.rollout.verifiers import word_sum
 from tests.support.tiny_models import END_ID
 
 BUDGETS = (1, 2, 4, 8)

@@ -16,7 +16,7 @@ from tests.launch.cluster import NODES, ROOT, Cluster, kill, pids_on
 pytestmark = pytest.mark.slow
 
 # While FAULT_SWITCH exists the verifier sleeps, so that a step takes seconds and no processor.
-DATA = "data.train.0.verifier=tests.e2e.reward_kinds:slow"
+DATA = "data.train.0.verifier=tests.e2e.verifiers:slow"
 OVERRIDES = ("run.steps=40", "batch.problems=4", "checkpoint.every=2", "data.eval=[]", "rewards.workers=1", DATA)
 
 

@@ -13,12 +13,12 @@ TIME_LIMIT_S = 3.0
 
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[VerifierPool]:
-    with VerifierPool(TIME_LIMIT_S, workers=2, kinds=("math", "exact", "arithmetic")) as shared:
+    with VerifierPool(TIME_LIMIT_S, workers=2, verifiers=("math", "exact", "arithmetic")) as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
 def light_verifier() -> Iterator[VerifierPool]:
     """Without the mathematics, so that its processes are quick to replace."""
-    with VerifierPool(TIME_LIMIT_S, workers=2, kinds=("exact",)) as shared:
+    with VerifierPool(TIME_LIMIT_S, workers=2, verifiers=("exact",)) as shared:
         yield shared

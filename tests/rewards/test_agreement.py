@@ -7,7 +7,7 @@ from spiral_mega.rewards import VerifierPool, group_answers
 
 @pytest.fixture(scope="module")
 def verifier():
-    with VerifierPool(time_limit_s=10.0, workers=1, kinds=("math",)) as shared:
+    with VerifierPool(time_limit_s=10.0, workers=1, verifiers=("math",)) as shared:
         yield shared
 
 
@@ -37,12 +37,12 @@ def test_paths_of_numbers_are_the_same_when_their_numbers_are(verifier):
 
 
 def test_a_kind_of_ones_own_is_read_as_text_unless_its_module_knows_better(verifier):
-    assert group_answers(["a ", "b", "\\boxed{a}"], "tests.rewards.bad_kinds:NOT_CALLABLE", verifier) == [0, 1, 0]
+    assert group_answers(["a ", "b", "\\boxed{a}"], "tests.rewards.bad_verifiers:NOT_CALLABLE", verifier) == [0, 1, 0]
     kind = "tests.rewards.caseless:score"
     assert group_answers(["Yes.", "yes", "No", "?"], kind, verifier) == [0, 0, 1, None]
 
 
 def test_a_comparison_that_never_ends_leaves_the_others_as_they_are():
-    with VerifierPool(time_limit_s=1.0, workers=1, kinds=()) as impatient:
+    with VerifierPool(time_limit_s=1.0, workers=1, verifiers=()) as impatient:
         kind = "tests.rewards.caseless:score"
         assert group_answers(["loop", "Yes", "yes", "no"], kind, impatient) == [0, 1, 1, 2]

@@ -18,15 +18,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite run in the b
 sys.path.insert(0, {folder!r})
 print("main runs", flush=True)
 from spiral_mega.rewards import VerifierPool
-verifier = VerifierPool(600, workers=3, kinds=())
-verifier.submit("1", "x", "bad_kinds:exits").result()  # one process is a replacement
+verifier = VerifierPool(600, workers=3, verifiers=())
+verifier.submit("1", "x", "bad_verifiers:exits").result()  # one process is a replacement
 pids = set()
 while len(pids) < 3:
-    futures = [verifier.submit("0.2", "x", "bad_kinds:sleeps") for _ in range(2)]
-    pids.add(int(verifier.submit("", "x", "bad_kinds:process_id").result().reward))
+    futures = [verifier.submit("0.2", "x", "bad_verifiers:sleeps") for _ in range(2)]
+    pids.add(int(verifier.submit("", "x", "bad_verifiers:process_id").result().reward))
 print(*pids, flush=True)
 for kind in ("holds_the_interpreter", "sleeps_forever"):
-    verifier.submit("", "x", "bad_kinds:" + kind)
+    verifier.submit("", "x", "bad_verifiers:" + kind)
 import time
 time.sleep(0.5)
 """
@@ -81,9 +81,9 @@ import torch
 from spiral_mega.rewards import VerifierPool
 rank = os.environ["RANK"]
 with open("log" + rank, "a") as log: log.write("main ran\\n")
-with VerifierPool(5.0, workers=1, kinds=("exact",)) as verifier:
-    print("heavy", verifier.submit("", "x", "bad_kinds:heavy_modules").result().reward)
-    print("crash", verifier.submit("1", "x", "bad_kinds:exits").result().status)
+with VerifierPool(5.0, workers=1, verifiers=("exact",)) as verifier:
+    print("heavy", verifier.submit("", "x", "bad_verifiers:heavy_modules").result().reward)
+    print("crash", verifier.submit("1", "x", "bad_verifiers:exits").result().status)
     print("rewards", [verdict.reward for verdict in verifier.verify(["5", "6"], ["5", "5"], "exact")])
 """
     )

@@ -16,5 +16,5 @@ def runtime() -> Iterator[Runtime]:
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[VerifierPool]:
-    with VerifierPool(time_limit_s=3.0, workers=1, kinds=("exact",)) as shared:
+    with VerifierPool(time_limit_s=3.0, workers=1, verifiers=("exact",)) as shared:
         yield shared

@@ -16,7 +16,7 @@ from tests.support.tiny_models import save_tiny_model
 FOLDER = tempfile.TemporaryDirectory(prefix="rollout-ranks-")
 MODULUS = 3
 FILTER_SAMPLES, FILTER_LOW, FILTER_HIGH = 4, 0.0, 1.0
-WORD_SUM = "tests.rollout.reward_kinds:word_sum"
+WORD_SUM = "tests.rollout.verifiers:word_sum"
 PROBLEMS = [
     problem(f"real/{i}", f"w{3 * i} w{3 * i + 1} w{i % 4}", answer=f"{i % MODULUS}/{MODULUS}", verifier=verifier)
     for i, verifier in enumerate([WORD_SUM, "exact"] * 4)

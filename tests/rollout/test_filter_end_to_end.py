@@ -14,7 +14,7 @@ from spiral_mega.rollout.engine import Request
 from spiral_mega.seeds import derive_seed
 from tests.rollout.engine_models import generate
 from tests.rollout.launches import FILTER_SAMPLES, FILTERED, filter_output, of_ranks, real_config, run_folder
-from tests.rollout.reward_kinds import word_sum
+from tests.rollout.verifiers import word_sum
 from tests.support.tiny_models import END_ID
 
 

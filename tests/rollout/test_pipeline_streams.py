@@ -28,7 +28,7 @@ from tests.rollout.scripted import (
 from tests.support.tiny_models import END_ID
 
 pytestmark = pytest.mark.usefixtures("runtime")
-KINDS = "tests.rollout.reward_kinds:"
+VERIFIERS = "tests.rollout.verifiers:"
 TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("abc")]
 DESIGNS = [("uniform", 4), ("ordered", 5), ("balanced", 6)]
 
@@ -186,7 +186,7 @@ def no_room(verifier, kind, **algorithm):
     """Episodes of which some aggregation prompts leave no room for an answer."""
     rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 24}
     config = settings(rollout=rollout, prompts={"view": "answer"}, data={"max_prompt_tokens": 6}, algorithm=algorithm)
-    tasks = [task(problem(f"p{i}", verifier=KINDS + kind, answer="0/2")) for i in range(8)]
+    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + kind, answer="0/2")) for i in range(8)]
     return config, run(ScriptedEngine(first_come), verifier, config, tasks=tasks)
 
 
@@ -226,7 +226,7 @@ def test_empty_traces_pass_through_credit_weights_and_metrics(verifier, reductio
 
 
 def test_rewards_are_the_verifiers_on_every_trace(verifier):
-    tasks = [task(problem(f"p{i}", verifier=KINDS + "word_sum", answer=f"{i % 3}/3")) for i in range(4)]
+    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + "word_sum", answer=f"{i % 3}/3")) for i in range(4)]
     episodes = run(ScriptedEngine(shuffled(9)), verifier, tasks=tasks)
     rewards = set()
     for i, episode in enumerate(episodes):
@@ -240,8 +240,8 @@ def test_rewards_are_the_verifiers_on_every_trace(verifier):
 def test_how_a_verification_failed_is_told_by_the_trace():
     statuses = {"w0": "ok", "w1": "timeout", "w2": "crash", "w3": "error", "w4": "error"}
     config = settings(algorithm={"search_traces": 6, "num_sets": 1, "aggregation_traces": 1})
-    tasks = [task(problem(f"p{i}", verifier=KINDS + "fails_as_told")) for i in range(3)]
-    with VerifierPool(time_limit_s=0.7, workers=2, kinds=("exact",)) as impatient:
+    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + "fails_as_told")) for i in range(3)]
+    with VerifierPool(time_limit_s=0.7, workers=2, verifiers=("exact",)) as impatient:
         episodes = run(ScriptedEngine(first_come), impatient, config, tasks=tasks)
     seen = set()
     for trace in (trace for episode in episodes for trace in episode.traces()):

@@ -14,7 +14,7 @@ from tests.rollout.scripted import ScriptedEngine, pipeline_of, problem, setting
 
 CONFIG = settings(algorithm={"target_length": 5})
 STEPS = range(2)
-VERIFIER = "tests.rollout.reward_kinds:word_sum"
+VERIFIER = "tests.rollout.verifiers:word_sum"
 
 
 def rank_of(runtime: Runtime, rank: int, world: int) -> Runtime:

@@ -74,25 +74,25 @@ def test_exact_compares_the_box_or_else_the_whole_final_text(response: str, righ
     assert text_answer.score(response, ("Paris",)) == right
 
 
-@pytest.mark.parametrize("kind", ["math", "exact", "arithmetic", "bad_kinds:length"])
-def test_kinds_that_exist_are_accepted(kind: str) -> None:
-    check_verifier_name(kind)
+@pytest.mark.parametrize("name", ["math", "exact", "arithmetic", "bad_verifiers:length"])
+def test_verifiers_that_exist_are_accepted(name: str) -> None:
+    check_verifier_name(name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("name", "reason"),
     [
-        ("maths", "known kinds are math, exact, arithmetic, or package.module:function"),
-        ("", "there is no verifier kind"),
+        ("maths", "known verifiers are math, exact, arithmetic, or package.module:function"),
+        ("", "there is no verifier ''"),
         ("no_such_module:f", "No module named 'no_such_module'"),
-        ("bad_kinds:missing", "no attribute 'missing'"),
-        ("bad_kinds:not_a_function", "function"),
-        ("bad_kinds:one_argument", "does not take 2 arguments"),
+        ("bad_verifiers:missing", "no attribute 'missing'"),
+        ("bad_verifiers:not_a_function", "function"),
+        ("bad_verifiers:one_argument", "does not take 2 arguments"),
         ("__main__:f", "move it to a module"),
     ],
 )
-def test_a_kind_that_cannot_serve_is_refused_by_name_and_reason(kind: str, reason: str) -> None:
-    with pytest.raises(ValueError, match="kind") as refusal:
-        check_verifier_name(kind)
-    assert repr(kind) in str(refusal.value)
+def test_a_verifier_that_cannot_serve_is_refused_by_name_and_reason(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="verifier") as refusal:
+        check_verifier_name(name)
+    assert repr(name) in str(refusal.value)
     assert reason in str(refusal.value)
