@@ -40,10 +40,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import spiral_mega.packing.attention  # noqa: F401  (registers tree_torch)
 from spiral_mega.kernels import linear_logprob
-from spiral_mega.packing.balance import branches_of, cut
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_batch import pack
+from spiral_mega.packing.tree_parts import cut_tree, make_branches
 
 # The head's share of a row's products, 9.7 %, is that of Qwen3-4B (2,560 x 151,936 beside 3.63 G); Qwen3-8B's is 8.2 %.
 VOCAB = 3072
@@ -87,16 +87,17 @@ def grpo_problem(prompt: int, shortest: int, longest: int) -> list[TrainingSeque
 
 
 def _sequence(draw: int, index: int, prompt: list[int], response: list[int]) -> TrainingSequence:
-    return TrainingSequence((draw, index), prompt, response, [-9.0] * len(response), 1.0 - 2.0 * (index % 2), 1e-3)
+    advantage = 1.0 - 2.0 * (index % 2)
+    return TrainingSequence(SequenceKey(draw, index), prompt, response, [-9.0] * len(response), advantage, 1e-3)
 
 
 def micro_batches(sequences: list[TrainingSequence], budget: int) -> Iterator[list[TrainingSequence]]:
     """The parts of each draw's tree, as many in a micro-batch as fit, in order."""
     batch: list[TrainingSequence] = []
     room = budget
-    for draw in sorted({s.key[0] for s in sequences}):
-        members = [s for s in sequences if s.key[0] == draw]
-        for part in cut(branches_of(members), budget):
+    for draw in sorted({s.key.prompt_index for s in sequences}):
+        members = [s for s in sequences if s.key.prompt_index == draw]
+        for part in cut_tree(make_branches(members), budget):
             if part.tokens > room:
                 yield batch
                 batch, room = [], budget
@@ -160,7 +161,7 @@ def measure(name: str, sequences: list[TrainingSequence], budget: int) -> dict[s
     model = Qwen3ForCausalLM(Qwen3Config(**MODEL, attn_implementation="sdpa" if padded else "tree_torch"))
     run = partial(run_padded, bare=name == "bare") if padded else run_packed
     if name == "flat":
-        sequences = [replace(s, key=(i, 0)) for i, s in enumerate(sequences)]
+        sequences = [replace(s, key=SequenceKey(i, 0)) for i, s in enumerate(sequences)]
     run(
         model, [replace(s, prompt_ids=[1, 2], response_ids=[3], sampler_logprobs=[-9.0]) for s in sequences[:2]], budget
     )

@@ -11,9 +11,9 @@ from spiral_mega.config.model_set import metric_key, model_for
 from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.evaluation.accuracy import measure_accuracy
-from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.packing_metrics import packing_metrics
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy.skipped_updates import SkippedUpdates
 from spiral_mega.report import summarise
 from spiral_mega.rollout.batch import Batch
@@ -126,7 +126,7 @@ def _sequences(run: Run, kept: list[Episode]) -> dict[str, list[TrainingSequence
             if trace.component not in totals or not (trace.effective or all_traces) or not trace.response_ids:
                 continue
             sequence = TrainingSequence(
-                key=(episode.index, position),
+                key=SequenceKey(episode.index, position),
                 prompt_ids=trace.prompt_ids,
                 response_ids=trace.response_ids,
                 sampler_logprobs=trace.logprobs,

@@ -19,8 +19,6 @@ KNOWN: dict[str, int] = {
     "conversion/dcp.py": 1,
     "doctor/diagnose.py": 1,
     "filter.py": 1,
-    "packing/balance.py": 11,
-    "packing/packing_metrics.py": 2,
     "policy/megatron/megatron_lora.py": 1,
     "policy/megatron/megatron_policy.py": 1,
     "report/collect.py": 3,

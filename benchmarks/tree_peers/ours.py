@@ -6,8 +6,8 @@ import time
 
 from spiral_mega.config import Config
 from spiral_mega.distributed.runtime import start_runtime
-from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.distribute import distribute
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policy
 
 from .batch import BUDGET, CLIP, RESPONSE, SAMPLER_LOGPROB, Item, batch
@@ -37,7 +37,12 @@ def _sequences(items: list[Item]) -> list[TrainingSequence]:
     tokens = sum(len(item.response) for item in items)
     return [
         TrainingSequence(
-            (item.problem, i), item.prompt, item.response, [SAMPLER_LOGPROB] * len(item.response), item.advantage, 1 / tokens
+            SequenceKey(item.problem, i),
+            item.prompt,
+            item.response,
+            [SAMPLER_LOGPROB] * len(item.response),
+            item.advantage,
+            weight=1 / tokens,
         )
         for i, item in enumerate(items)
-    ]  # fmt: skip
+    ]

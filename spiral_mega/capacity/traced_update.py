@@ -26,9 +26,9 @@ from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.models.dimensions import read_dimensions
-from spiral_mega.packing.balance import branches_of, cut
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
+from spiral_mega.packing.tree_parts import cut_tree, make_branches
 from spiral_mega.policy.fsdp import head
 from spiral_mega.policy.fsdp.sharded_model import empty_model, materialise, shard
 from spiral_mega.policy.optimizer import make_optimizer
@@ -142,7 +142,7 @@ def full_batch(config: Config) -> TreeBatch:
     budget = config.policy.microbatch_tokens
     chosen: list[TrainingSequence] = []
     for sequences in _problems(config):
-        parts = sorted(cut(branches_of(sequences), budget), key=lambda part: -part.tokens)
+        parts = sorted(cut_tree(make_branches(sequences), budget), key=lambda part: -part.tokens)
         for part in parts:
             if part.tokens <= budget:
                 budget -= part.tokens
@@ -178,4 +178,4 @@ def _random_tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def _sequence(index: int, position: int, prompt: list[int], response: list[int]) -> TrainingSequence:
-    return TrainingSequence((index, position), prompt, response, [0.0] * len(response), 1.0, 1.0)
+    return TrainingSequence(SequenceKey(index, position), prompt, response, [0.0] * len(response), 1.0, 1.0)

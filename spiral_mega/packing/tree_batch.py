@@ -1,4 +1,14 @@
-"""One micro-batch: a forest of token trees, the nodes whose log-prob is needed, and who reads it."""
+"""Pack a micro-batch: a forest of token trees, the rows that the head predicts from, and who reads each log-prob.
+
+row                  0  1  2  3  4  5     T = 6 rows go through the model (the tree of packing/tree.py)
+token                a  b  c  d  e  f
+
+labels [U]           c  d  e  f           U = 4 rows go through the head: each distinct response token is predicted
+logit_indices [U]    1  2  2  1           once, from its parent; a row with two children predicts both
+
+gather_indices [R]   0  1 | 0  2 | 3      R = 5 response tokens, of the sequences (c d), (c e) and (f), read the U
+                                          log-probs; the gradients of those that read one log-prob add up
+"""
 
 from __future__ import annotations
 
@@ -7,18 +17,20 @@ from itertools import compress
 
 import torch
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_layout import TreeLayout
 
 
 @dataclass(frozen=True, slots=True)
 class TreeBatch:
-    """T distinct tokens; U of them are response tokens, which R (trace, position) pairs learn from.
+    """T distinct tokens, of which U are response tokens; R response tokens of the sequences learn from those.
 
-    `input_ids`, `position_ids` [1, T]; `layout`: who sees whom; `rows` [U]: where each distinct response token is
-    predicted (its parent; a node with several children predicts each of them); `targets` [U]; `reads` [R]: which of the
-    U a pair reads; `sampler_logprobs`, `advantages`, `weights`, `sequence_ids` [R], sequence by sequence as given.
+    - `input_ids`, `position_ids` [1, T]
+    - `layout`: which row attends to which
+    - `logit_indices` [U]: the row that predicts each distinct response token, its parent; `labels` [U]: that token
+    - `gather_indices` [R]: which of the U tokens each response token is
+    - `sampler_logprobs`, `advantages`, `weights`, `sequence_ids` [R]: sequence by sequence in the order given
     """
 
     input_ids: torch.Tensor
@@ -36,38 +48,47 @@ class TreeBatch:
         return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     def attention_kwargs(self) -> dict[str, TreeLayout]:
-        """What tree attention needs, under the name that it takes from the model's arguments."""
+        """Return what tree attention needs, by the keyword that it reads from the model's arguments."""
         return {"tree": self.layout}
 
 
 def pack(sequences: list[TrainingSequence]) -> TreeBatch:
-    """Merge and lay out. Without sequences, a single token with no loss, so that a rank can keep step.
+    """Merge sequences and lay them out; observations are context, not response tokens.
 
-    Raises ValueError for a sequence without a prompt, or whose tokens and log-probs do not match.
+    Without sequences the batch is a single token with no loss, so that a rank joins every collective. Raises ValueError
+    for a sequence without a prompt, or whose tokens and log-probs differ in number.
     """
-    for s in sequences:
-        if len(s.response_ids) != len(s.sampler_logprobs):
-            raise ValueError(
-                f"sequence {s.key} has {len(s.response_ids)} response tokens and {len(s.sampler_logprobs)} "
-                "sampler log-probs"
-            )
-    tree = build_tree(sequences or [TrainingSequence((0, 0), [0], [], [], 0.0, 0.0)])
-    token_ids, parent, nodes = map(torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes))
-    written = [s.loss_mask() for s in sequences]
-    nodes = nodes[torch.tensor([kept for mask in written for kept in mask], dtype=torch.bool)]
-    needed = torch.zeros(tree.num_tokens, dtype=torch.bool)
-    needed[nodes] = True
-    responses = torch.tensor([sum(mask) for mask in written], dtype=torch.long)
-    logprobs = [p for s, mask in zip(sequences, written, strict=True) for p in compress(s.sampler_logprobs, mask)]
+    _check_logprobs(sequences)
+    tree = build_tree(sequences or [TrainingSequence(SequenceKey(0, 0), [0], [], [], 0.0, 0.0)])
+    token_ids_T, parent_T, nodes = map(torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes))
+    masks = [sequence.loss_mask() for sequence in sequences]
+    nodes_R = nodes[torch.tensor([written for mask in masks for written in mask], dtype=torch.bool)]
+    predicted_T = torch.zeros(tree.num_tokens, dtype=torch.bool)
+    predicted_T[nodes_R] = True
+    sampler_logprobs: list[float] = []
+    for sequence, mask in zip(sequences, masks, strict=True):
+        sampler_logprobs += compress(sequence.sampler_logprobs, mask)
+    lengths = torch.tensor([sum(mask) for mask in masks], dtype=torch.long)
+    advantages = torch.tensor([sequence.advantage for sequence in sequences], dtype=torch.float32)
+    weights = torch.tensor([sequence.weight for sequence in sequences], dtype=torch.float32)
     return TreeBatch(
-        input_ids=token_ids[None],
+        input_ids=token_ids_T[None],
         position_ids=torch.from_numpy(tree.depth)[None],
         layout=TreeLayout(tree.depth, tree.subtree_end),
-        logit_indices=parent[needed],
-        labels=token_ids[needed],
-        gather_indices=(needed.cumsum(0) - 1)[nodes],
-        sampler_logprobs=torch.tensor(logprobs, dtype=torch.float32),
-        advantages=torch.tensor([s.advantage for s in sequences], dtype=torch.float32).repeat_interleave(responses),
-        weights=torch.tensor([s.weight for s in sequences], dtype=torch.float32).repeat_interleave(responses),
-        sequence_ids=torch.arange(len(sequences)).repeat_interleave(responses),
+        logit_indices=parent_T[predicted_T],
+        labels=token_ids_T[predicted_T],
+        gather_indices=(predicted_T.cumsum(0) - 1)[nodes_R],
+        sampler_logprobs=torch.tensor(sampler_logprobs, dtype=torch.float32),
+        advantages=advantages.repeat_interleave(lengths),
+        weights=weights.repeat_interleave(lengths),
+        sequence_ids=torch.arange(len(sequences)).repeat_interleave(lengths),
     )
+
+
+def _check_logprobs(sequences: list[TrainingSequence]) -> None:
+    for sequence in sequences:
+        tokens, logprobs = len(sequence.response_ids), len(sequence.sampler_logprobs)
+        if tokens != logprobs:
+            raise ValueError(
+                f"sequence {tuple(sequence.key)} has {tokens} response tokens and {logprobs} sampler log-probs"
+            )

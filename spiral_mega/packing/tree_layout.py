@@ -1,11 +1,25 @@
-"""Which rows of a token tree attend to which, as blocks that variable-length attention kernels take."""
+"""Lay out which rows of a token tree attend to which, as blocks for variable-length attention kernels.
+
+For the tree of packing/tree.py, whose segments (unbranched runs) are a b, c, d, e and f:
+
+    key           a  b  c  d  e  f
+    query    a    0  .  .  .  .  .     0: one causal block for each segment
+             b    0  0  .  .  .  .
+             c    1  1  0  .  .  .     1: full blocks, descendants against their ancestors; here c against a b,
+             d    1  1  1  0  .  .        d e against a b c (the keys a b are copied, which spares a second level),
+             e    1  1  1  .  0  .        and f against a b
+             f    1  1  .  .  .  0
+
+Every pair of a query and a key that it sees is in one block. With a sliding window each run of queries has a single
+causal block, of the gathered keys of its path that the window reaches.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +32,11 @@ Rows = slice | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of attention: the queries at `rows` (counted among the queries), of which block b has [bounds_q[b],
-    bounds_q[b + 1]), against the keys at `cols`, of which it has [bounds_k[b], bounds_k[b + 1]).
+    """Blocks of attention between the queries at `rows` (counted among the queries) and the keys at `cols`.
 
-    `causal`: the last query of a block sees its last key, the one before it all but that, and so on; else every query
-    sees every key. No block is empty. `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
+    Block b has the queries [bounds_q[b], bounds_q[b + 1]) of `rows` and the keys [bounds_k[b], bounds_k[b + 1]) of
+    `cols`. `causal`: the last query of a block sees its last key, the one before it all but that, and so on; otherwise
+    every query sees every key. No block is empty. `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
     """
 
     rows: Rows
@@ -35,16 +49,18 @@ class Blocks:
 
     @property
     def max_q(self) -> int:
-        return max(b - a for a, b in pairwise(self.bounds_q))
+        return max(stop - start for start, stop in pairwise(self.bounds_q))
 
     @property
     def max_k(self) -> int:
-        return max(b - a for a, b in pairwise(self.bounds_k))
+        return max(stop - start for start, stop in pairwise(self.bounds_k))
 
 
 class Segment(NamedTuple):
-    """A maximal unbranched run of rows [start, stop); its descendants are the rows [stop, end). `level`: segments
-    above it; `path`: their indices, from the root."""
+    """A maximal unbranched run of rows [start, stop), whose descendants are the rows [stop, end).
+
+    `path`: the indices of the segments above it, from the root.
+    """
 
     start: int
     stop: int
@@ -52,11 +68,25 @@ class Segment(NamedTuple):
     path: tuple[int, ...]
 
 
+class _Piece(NamedTuple):
+    """Rows, and the keys that those of them see which attend."""
+
+    rows: range
+    keys: Sequence[range]
+
+
+class _Descendants(NamedTuple):
+    """Rows that see the keys of the segment `holder`'s block."""
+
+    rows: range
+    holder: int
+
+
 class TreeLayout:
     """The attention of a forest with `depth` and `subtree_end` [T], for tensors on `device`.
 
-    `queries`: the rows that attend, ascending; keys and values are those of all T rows. None: all attend.
-    Not a dataclass: FSDP would take one apart and build it anew at every layer.
+    `queries`: the rows that attend, ascending (default: all T); keys and values are those of all T rows.
+    Not a dataclass, because FSDP would take one apart and rebuild it at every layer.
     """
 
     def __init__(
@@ -67,58 +97,64 @@ class TreeLayout:
         self.queries = np.arange(len(depth)) if queries is None else queries
         self.segments = find_segments(depth, subtree_end)
         self._blocks: dict[int | None, list[Blocks]] = {}
-        self.masks: dict[int | None, Any] = {}  # FlexAttention's block masks by window, made where they are used
+        self.masks: dict[int | None, Any] = {}  # FlexAttention's block masks by window, filled by packing/flex.py
 
     def to(self, device: torch.device) -> TreeLayout:
         return TreeLayout(self.depth, self.subtree_end, device, self.queries)
 
-    def asked_by(self, queries: Ints) -> TreeLayout:
-        """The same keys for some of the rows only, which are given in ascending order."""
+    def select_queries(self, queries: Ints) -> TreeLayout:
+        """Return the layout where only the rows `queries`, in ascending order, attend, to the same keys."""
         return TreeLayout(self.depth, self.subtree_end, self.device, queries)
 
     def blocks(self, window: int | None = None) -> list[Blocks]:
-        """Blocks that together hold every pair of a query and a key that it sees once. The first has all queries in
-        order.
+        """Return blocks that together hold every pair of a query and a key that it sees once (see the module).
 
-        Without `window`: each segment against itself, then level by level, descendants against the segment, and
-        against those above it where that spares a level. A token that sees only the `window` last of its path, itself
-        among them, has them in one block of gathered keys.
+        The first has all queries in order. `window`: a token sees only the last `window` tokens of its path, itself
+        among them; None: all of it.
         """
         if window is not None and window > int(self.depth.max()):
             window = None
         if window not in self._blocks:
-            self._blocks[window] = self._by_level() if window is None else [self._by_path(window)]
+            self._blocks[window] = self._blocks_by_level() if window is None else [self._windowed_block(window)]
         return self._blocks[window]
 
-    def _by_level(self) -> list[Blocks]:
-        own = [range(s.start, s.stop) for s in self.segments]
-        # Of each segment with descendants: the keys that its block has for them, and by level, which segments' blocks
-        # hold its path.
-        keys: dict[int, list[range]] = {}
-        holders: dict[int, tuple[int, ...]] = {}
-        levels: list[list[tuple[range, int]]] = []  # of each, the rows and whose keys they see
-        for i, segment in enumerate(self.segments):
-            above = holders[segment.path[-1]] if segment.path else ()
-            for level, holder in enumerate(above):
-                _append(levels[level], own[i], holder)
-            if segment.end == segment.stop:
-                continue
-            # A level more costs a merge of the rows below; a copy of the keys above into this block, those keys.
-            if above and segment.end - segment.stop >= sum(map(len, keys[above[-1]])):
-                keys[i], holders[i] = [*keys[above[-1]], own[i]], (*above[:-1], i)
-            else:
-                keys[i], holders[i] = [own[i]], (*above, i)
-            if len(holders[i]) > len(levels):
-                levels.append([])
-        blocks = [self._make([(run, [range(s.start, run.stop)]) for s, run in self._runs()], causal=True)]
-        for pieces in levels:
-            if asking := [(rows, keys[holder]) for rows, holder in pieces if len(self._places(rows))]:
-                blocks.append(self._make(asking, causal=False))
+    def _blocks_by_level(self) -> list[Blocks]:
+        """Return a causal block for each run of queries, then one set of full blocks for each level of descendants."""
+        own = [_Piece(run, [range(segment.start, run.stop)]) for segment, run in self._query_runs()]
+        blocks = [self._make_blocks(own, causal=True)]
+        keys, levels = self._descendants_by_level()
+        for descendants in levels:
+            pieces = [_Piece(rows, keys[holder]) for rows, holder in descendants if len(self._query_range(rows))]
+            if pieces:
+                blocks.append(self._make_blocks(pieces, causal=False))
         return blocks
 
-    def _by_path(self, window: int) -> Blocks:
+    def _descendants_by_level(self) -> tuple[dict[int, list[range]], list[list[_Descendants]]]:
+        """Return the keys of each segment's block for its descendants, and by level who sees which segment's block."""
+        keys: dict[int, list[range]] = {}
+        holders: dict[int, tuple[int, ...]] = {}  # by segment: the segments whose blocks, one a level, hold its path
+        levels: list[list[_Descendants]] = []
+        for index, segment in enumerate(self.segments):
+            rows = range(segment.start, segment.stop)
+            above = holders[segment.path[-1]] if segment.path else ()
+            for level, holder in enumerate(above):
+                _append_rows(levels[level], rows, holder)
+            num_descendants = segment.end - segment.stop
+            if num_descendants == 0:
+                continue
+            # Another level costs a merge of the rows below; copying the keys above into this block costs those keys.
+            if above and num_descendants >= _count(keys[above[-1]]):
+                keys[index], holders[index] = [*keys[above[-1]], rows], (*above[:-1], index)
+            else:
+                keys[index], holders[index] = [rows], (*above, index)
+            if len(holders[index]) > len(levels):
+                levels.append([])
+        return keys, levels
+
+    def _windowed_block(self, window: int) -> Blocks:
+        """Return one causal block for each run of queries, with the keys of its path that the window reaches."""
         pieces = []
-        for segment, run in self._runs():
+        for segment, run in self._query_runs():
             missing = min(window - 1, int(self.depth[run.start]))
             above: list[range] = []
             path = [range(self.segments[i].start, self.segments[i].stop) for i in segment.path]
@@ -126,34 +162,33 @@ class TreeLayout:
                 start = max(rows.start, rows.stop - missing)
                 above.insert(0, range(start, rows.stop))
                 missing -= rows.stop - start
-            pieces.append((run, [*above, run]))
-        return self._make(pieces, causal=True)
+            pieces.append(_Piece(run, [*above, run]))
+        return self._make_blocks(pieces, causal=True)
 
-    def _runs(self) -> Iterator[tuple[Segment, range]]:
-        """The queries as runs of consecutive rows, each with the segment that it lies in."""
+    def _query_runs(self) -> Iterator[tuple[Segment, range]]:
+        """Yield the queries as runs of consecutive rows, each with the segment that it lies in."""
         breaks = np.flatnonzero(np.diff(self.queries) != 1) + 1
         bounds = [0, *breaks.tolist(), len(self.queries)]
-        starts = [s.start for s in self.segments]
+        segment_starts = [segment.start for segment in self.segments]
         for first, last in pairwise(bounds):
             start, stop = int(self.queries[first]), int(self.queries[last - 1]) + 1
             while start < stop:
-                segment = self.segments[bisect_right(starts, start) - 1]
+                segment = self.segments[bisect_right(segment_starts, start) - 1]
                 yield segment, range(start, min(segment.stop, stop))
                 start = segment.stop
 
-    def _places(self, rows: range) -> range:
-        """Where those of the rows that attend stand among the queries."""
+    def _query_range(self, rows: range) -> range:
+        """Return the positions among the queries of those of `rows` that attend."""
         first, last = np.searchsorted(self.queries, [rows.start, rows.stop]).tolist()
         return range(first, last)
 
-    def _make(self, pieces: list[tuple[range, list[range]]], *, causal: bool) -> Blocks:
-        """Blocks from rows and the keys that those of them see which attend."""
-        rows, cols = [self._places(rows) for rows, _ in pieces], [keys for _, keys in pieces]
-        bounds_q = np.cumsum([0, *map(len, rows)])
-        bounds_k = np.cumsum([0, *(sum(map(len, each)) for each in cols)])
+    def _make_blocks(self, pieces: list[_Piece], *, causal: bool) -> Blocks:
+        queries = [self._query_range(piece.rows) for piece in pieces]
+        bounds_q = np.cumsum([0, *map(len, queries)])
+        bounds_k = np.cumsum([0, *(_count(piece.keys) for piece in pieces)])
         return Blocks(
-            rows=self._index(rows),
-            cols=self._index([r for each in cols for r in each]),
+            rows=self._index(queries),
+            cols=self._index(chain.from_iterable(piece.keys for piece in pieces)),
             bounds_q=bounds_q.tolist(),
             bounds_k=bounds_k.tolist(),
             cu_q=torch.from_numpy(bounds_q).to(self.device, torch.int32),
@@ -161,23 +196,28 @@ class TreeLayout:
             causal=causal,
         )
 
-    def _index(self, ranges: list[range]) -> Rows:
-        """A slice where the ranges follow one another, so that nothing is copied."""
-        ranges = [r for r in ranges if len(r)]
+    def _index(self, ranges: Iterable[range]) -> Rows:
+        """Index the rows of `ranges`: by a slice, which copies nothing, if they follow one another."""
+        ranges = [each for each in ranges if len(each)]
         if all(a.stop == b.start for a, b in pairwise(ranges)):
             return slice(ranges[0].start, ranges[-1].stop)
-        return torch.from_numpy(np.concatenate([np.arange(r.start, r.stop) for r in ranges])).to(self.device)
+        rows = np.concatenate([np.arange(each.start, each.stop) for each in ranges])
+        return torch.from_numpy(rows).to(self.device)
 
 
-def _append(pieces: list[tuple[range, int]], rows: range, holder: int) -> None:
-    """Add rows that see `holder`'s keys, to the last piece where they go on from it."""
-    if pieces and pieces[-1][1] == holder and pieces[-1][0].stop == rows.start:
-        rows = range(pieces.pop()[0].start, rows.stop)
-    pieces.append((rows, holder))
+def _count(ranges: Sequence[range]) -> int:
+    return sum(map(len, ranges))
+
+
+def _append_rows(level: list[_Descendants], rows: range, holder: int) -> None:
+    """Append rows that see `holder`'s keys, to the last entry if they continue it."""
+    if level and level[-1].holder == holder and level[-1].rows.stop == rows.start:
+        rows = range(level.pop().rows.start, rows.stop)
+    level.append(_Descendants(rows, holder))
 
 
 def find_segments(depth: Ints, subtree_end: Ints) -> list[Segment]:
-    """Every maximal unbranched run, in order."""
+    """Return every maximal unbranched run, in order."""
     follows = (depth[1:] == depth[:-1] + 1) & (subtree_end[1:] == subtree_end[:-1])
     starts = np.concatenate([[0], np.flatnonzero(~follows) + 1]).tolist()
     segments: list[Segment] = []

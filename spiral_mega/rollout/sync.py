@@ -16,7 +16,7 @@ from spiral_mega.config.model_set import metric_key
 from spiral_mega.distributed.collectives import max_over_ranks
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import FrozenPolicy
 from spiral_mega.rollout.engine import Request, RolloutEngine
 
@@ -85,7 +85,9 @@ class WeightSync:
         while self.engine.has_unfinished():
             samples += self.engine.step()
         (sample,) = samples
-        canary = TrainingSequence((0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0)
+        canary = TrainingSequence(
+            SequenceKey(0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0
+        )
         difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
         # NaN counts as infinitely far, not as smaller than the bound.
         return float(difference.abs().nan_to_num(nan=float("inf")).max())

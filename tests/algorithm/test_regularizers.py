@@ -12,7 +12,7 @@ import torch
 from spiral_mega.algorithm.losses import make_loss
 from spiral_mega.algorithm.regularizers import Regularizers, kl_estimate, sum_to_end
 from spiral_mega.config import AlgorithmConfig, KlConfig
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from spiral_mega.policy.loss import Totals, weighted_loss
 from tests.algorithm.tiny_policy import RESPONSES, THETA, features, finite_differences, probability
@@ -55,7 +55,7 @@ def expected_update(entropy_bonus=0.0, **kl_changes):
         entropy_bonus=entropy_bonus, kl=KlConfig(coefficient=BETA, **kl_changes) if kl_changes else None
     )
     sequences = [
-        TrainingSequence((0, i), [0], list(y), [0.0] * len(y), 0.0, probability(y, THETA))
+        TrainingSequence(SequenceKey(0, i), [0], list(y), [0.0] * len(y), 0.0, probability(y, THETA))
         for i, y in enumerate(RESPONSES)
     ]
     batch = pack(sequences)
@@ -162,7 +162,7 @@ def test_sums_to_the_end_stay_within_their_sequence():
 
 def test_tokens_without_a_sampler_logprob_have_no_penalty_either():
     config = AlgorithmConfig(entropy_bonus=1.0, kl=KlConfig(coefficient=1.0))
-    batch = pack([TrainingSequence((0, 0), [0], [1, 2], [math.nan, -1.0], 0.0, 1.0)])
+    batch = pack([TrainingSequence(SequenceKey(0, 0), [0], [1, 2], [math.nan, -1.0], 0.0, 1.0)])
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     entropy = torch.tensor([1.0, 1.5], requires_grad=True)
     weighted_loss(

@@ -24,7 +24,7 @@ from spiral_mega.capacity.tables import summary
 from spiral_mega.cli import app
 from spiral_mega.errors import UserError
 from spiral_mega.models.dimensions import measure, read_dimensions
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.simulation.workload import Lengths, SimProblem
@@ -185,7 +185,7 @@ def _sequences(draw: int, problem: SimProblem) -> list[TrainingSequence]:
     for members, answers in zip(problem.sets, problem.aggregation, strict=True):
         context = [*header, *(token for j in members for token in traces[j])]
         pairs += [(context, text(length)) for length in answers]
-    return [TrainingSequence((draw, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(pairs)]
+    return [TrainingSequence(SequenceKey(draw, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(pairs)]
 
 
 def test_a_step_takes_longer_on_fewer_or_slower_gpus_and_with_longer_traces() -> None:

@@ -10,7 +10,7 @@ from spiral_mega.capacity import megatron_memory
 from spiral_mega.capacity.memory import phases
 from spiral_mega.capacity.traced_update import full_batch, trace
 from spiral_mega.models.dimensions import measure, read_dimensions
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from tests.support.configs import make_config
 from tests.support.ranks import run_ranks
@@ -37,7 +37,9 @@ def sequences() -> list[TrainingSequence]:
     """One micro-batch: 12 responses of 150 tokens to a prompt of 100."""
     prompt = list(range(1, 101))
     return [
-        TrainingSequence((0, i), prompt, [(7 * i + 3 * j) % 4000 + 1 for j in range(150)], [-8.0] * 150, 1.0, 1e-3)
+        TrainingSequence(
+            SequenceKey(0, i), prompt, [(7 * i + 3 * j) % 4000 + 1 for j in range(150)], [-8.0] * 150, 1.0, 1e-3
+        )
         for i in range(12)
     ]
 

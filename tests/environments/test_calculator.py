@@ -16,7 +16,7 @@ from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.environments.calculator import calculate, reply
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.models.weights import pretrained_weights
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policy
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import VerifierPool
@@ -138,7 +138,9 @@ def test_the_policy_gives_each_written_token_the_samplers_probability(taught: Pa
     traces = [trace for trace in searches(sample(taught, runtime, "calculator")) if trace.observation_spans]
     policy = build_policy(make_config(taught, policy={"microbatch_tokens": 4096}), runtime)
     sequences = [
-        TrainingSequence((0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observation_spans))
+        TrainingSequence(
+            SequenceKey(0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observation_spans)
+        )
         for i, t in enumerate(traces)
     ]
     sampled = torch.tensor([p for trace in traces for p in trace.logprobs if not math.isnan(p)])

@@ -1,14 +1,17 @@
-"""Random sequences that share prefixes in every way, and what a token tree of them is by definition."""
+"""Random sequences that share prefixes in every way, and the nodes of their token tree by definition."""
 
 from hypothesis import strategies as st
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 
 
 @st.composite
-def draws(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -> list[TrainingSequence]:
-    """Up to `most` sequences of one or two draws: with few distinct tokens, prefixes, copies and prefixes of each other
-    abound. Numbers are exact in float32."""
+def sequence_lists(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -> list[TrainingSequence]:
+    """Generate up to `most` sequences of one or two prompt indices.
+
+    With few distinct tokens, shared prefixes, copies and prefixes of each other are common. Numbers are exact in
+    float32.
+    """
     tokens = st.integers(0, vocab - 1)
     count = draw(st.integers(1, most))
     sequences = []
@@ -23,9 +26,13 @@ def draws(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -
     return sequences
 
 
-def make(draw: int, index: int, prompt: list[int], response: list[int], advantage: float = 1.0) -> TrainingSequence:
-    sampler = [-0.25 - ((3 * index + 5 * j) % 16) / 8 for j in range(len(response))]
-    return TrainingSequence((draw, index), prompt, response, sampler, advantage, weight=(1 + index % 3) / 4)
+def make(
+    prompt_index: int, position: int, prompt: list[int], response: list[int], advantage: float = 1.0
+) -> TrainingSequence:
+    sampler = [-0.25 - ((3 * position + 5 * j) % 16) / 8 for j in range(len(response))]
+    return TrainingSequence(
+        SequenceKey(prompt_index, position), prompt, response, sampler, advantage, weight=(1 + position % 3) / 4
+    )
 
 
 def tokens_of(sequence: TrainingSequence) -> tuple[int, ...]:
@@ -33,5 +40,5 @@ def tokens_of(sequence: TrainingSequence) -> tuple[int, ...]:
 
 
 def distinct_prefixes(sequences: list[TrainingSequence]) -> set[tuple[int, tuple[int, ...]]]:
-    """The nodes of the forest: every prefix of every sequence, with its draw."""
-    return {(s.key[0], tokens_of(s)[:n]) for s in sequences for n in range(1, s.num_tokens + 1)}
+    """Return the nodes of the forest: every prefix of every sequence, with its prompt index."""
+    return {(s.key.prompt_index, tokens_of(s)[:n]) for s in sequences for n in range(1, s.num_tokens + 1)}

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
-from tests.packing.random_trees import draws, make, tokens_of
+from tests.packing.random_trees import make, sequence_lists, tokens_of
 
-FIRST = TrainingSequence((0, 0), [5, 6], [8, 9], [-0.1, -0.2], advantage=1.5, weight=0.25)
-SECOND = TrainingSequence((0, 1), [5, 6], [7], [float("nan")], advantage=-1.0, weight=0.5)
-THIRD = TrainingSequence((0, 2), [5, 6], [8], [-0.4], advantage=2.0, weight=1.0)
+FIRST = TrainingSequence(SequenceKey(0, 0), [5, 6], [8, 9], [-0.1, -0.2], advantage=1.5, weight=0.25)
+SECOND = TrainingSequence(SequenceKey(0, 1), [5, 6], [7], [float("nan")], advantage=-1.0, weight=0.5)
+THIRD = TrainingSequence(SequenceKey(0, 2), [5, 6], [8], [-0.4], advantage=2.0, weight=1.0)
 
 
 def test_every_field_as_written_by_hand() -> None:
@@ -28,11 +28,13 @@ def test_every_field_as_written_by_hand() -> None:
     assert batch.attention_kwargs() == {"tree": batch.layout}
 
 
-@given(draws())
+@given(sequence_lists())
 def test_no_pair_of_node_and_target_is_computed_twice(sequences: list[TrainingSequence]) -> None:
     batch = pack(sequences)
     pairs = list(zip(batch.logit_indices.tolist(), batch.labels.tolist(), strict=True))
-    distinct = {(s.key[0], tokens_of(s)[: n + 1]) for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)}
+    distinct = {
+        (s.key.prompt_index, tokens_of(s)[: n + 1]) for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)
+    }
     assert len(set(pairs)) == len(pairs) == len(distinct)
     assert batch.labels[batch.gather_indices].tolist() == [token for s in sequences for token in s.response_ids]
     assert batch.input_ids[0, batch.logit_indices[batch.gather_indices]].tolist() == [
@@ -60,7 +62,7 @@ def test_moving_to_a_device_moves_every_tensor() -> None:
 
 def test_as_many_logprobs_as_response_tokens_or_it_is_refused() -> None:
     with pytest.raises(ValueError, match="2 response tokens and 1 sampler log-probs"):
-        pack([TrainingSequence((0, 0), [11], [21, 22], [-0.1], 1.0, 1.0)])
+        pack([TrainingSequence(SequenceKey(0, 0), [11], [21, 22], [-0.1], 1.0, 1.0)])
 
 
 def test_a_sequence_without_a_prompt_is_refused() -> None:

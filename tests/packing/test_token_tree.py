@@ -9,7 +9,7 @@ from hypothesis import given
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import TokenTree, build_tree, sort_tokens
 from spiral_mega.packing.tree_layout import TreeLayout, find_segments
-from tests.packing.random_trees import distinct_prefixes, draws, make, tokens_of
+from tests.packing.random_trees import distinct_prefixes, make, sequence_lists, tokens_of
 
 
 def path(tree: TokenTree, row: int) -> list[int]:
@@ -24,15 +24,15 @@ def spelled(tree: TokenTree, row: int) -> tuple[int, ...]:
     return tuple(int(tree.token_ids[r]) for r in path(tree, row))
 
 
-@given(draws())
-def test_every_distinct_prefix_of_a_draw_is_one_node(sequences: list[TrainingSequence]) -> None:
+@given(sequence_lists())
+def test_every_distinct_prefix_of_a_prompt_is_one_node(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     assert tree.num_tokens == len(distinct_prefixes(sequences))
     rows = [spelled(tree, row) for row in range(tree.num_tokens)]
     assert sorted(rows) == sorted(prefix for _, prefix in distinct_prefixes(sequences))
 
 
-@given(draws())
+@given(sequence_lists())
 def test_each_response_position_leads_to_the_node_that_spells_its_sequence(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     nodes = iter(tree.response_nodes.tolist())
@@ -42,7 +42,7 @@ def test_each_response_position_leads_to_the_node_that_spells_its_sequence(seque
     assert not list(nodes)
 
 
-@given(draws())
+@given(sequence_lists())
 def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     for row in range(tree.num_tokens):
@@ -51,7 +51,7 @@ def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[Train
         assert tree.depth[row] == len(seen) - 1
 
 
-@given(draws())
+@given(sequence_lists())
 def test_sorted_neighbours_share_what_they_share(sequences: list[TrainingSequence]) -> None:
     tokens, order, shared = sort_tokens(sequences)
     assert sorted(order) == list(range(len(sequences)))
@@ -74,7 +74,7 @@ def test_identical_sequences_are_one_path() -> None:
     assert twice.response_nodes.tolist() == 2 * once.response_nodes.tolist()
 
 
-def test_draws_stay_apart() -> None:
+def test_prompts_stay_apart() -> None:
     assert build_tree([make(0, 0, [1, 2], [3]), make(1, 0, [1, 2], [3])]).num_tokens == 6
 
 
@@ -100,7 +100,7 @@ def test_a_sequence_without_a_prompt_is_refused() -> None:
         build_tree([make(0, 0, [], [1])])
 
 
-@given(draws(vocab=2, longest=12))
+@given(sequence_lists(vocab=2, longest=12))
 def test_the_blocks_of_attention_hold_every_visible_pair_once(sequences: list[TrainingSequence]) -> None:
     tree = build_tree(sequences)
     rows = np.arange(tree.num_tokens)

@@ -13,13 +13,13 @@ from spiral_mega.packing.attention import BACKENDS, tree_attention
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree import TokenTree, build_tree
 from spiral_mega.packing.tree_layout import TreeLayout
-from spiral_mega.packing.varlen import ScoreForm
-from tests.packing.random_trees import draws, make
+from spiral_mega.packing.varlen import ScoreMod
+from tests.packing.random_trees import make, sequence_lists
 from tests.support.largest_tensor import LargestTensor
 
 HEADS = st.sampled_from([(2, 2), (4, 2), (3, 1)])
-FORMS = st.builds(
-    ScoreForm, st.just(0.4), st.sampled_from([None, 2.0]), st.sampled_from([None, 1, 2, 4, 7, 100])
+SCORE_MODS = st.builds(
+    ScoreMod, st.just(0.4), st.sampled_from([None, 2.0]), st.sampled_from([None, 1, 2, 4, 7, 100])
 )  # 0.4 is not 1 / sqrt(8)
 BRANCHING = [
     make(0, 0, [1, 2, 3], [4, 5]),
@@ -38,20 +38,20 @@ def projections(tree: TokenTree, heads: tuple[int, int], seed: int = 0) -> list[
 
 
 def by_definition(
-    tree: TokenTree, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, form: ScoreForm
+    tree: TokenTree, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, score_mod: ScoreMod
 ) -> torch.Tensor:
-    """Each query over the keys at its ancestors, found one by one from its parents."""
+    """Attend from each query to the keys of its ancestors, found one by one through `parent`."""
     rows = []
     for row in range(tree.num_tokens):
         path = [row]
         while tree.parent[path[-1]] >= 0:
             path.append(int(tree.parent[path[-1]]))
-        path = path[: form.window]
+        path = path[: score_mod.window]
         group = q.shape[1] // k.shape[1]
         keys, values = (x[path].repeat_interleave(group, dim=1) for x in (k, v))
-        scores = torch.einsum("hd,khd->hk", q[row], keys) * form.scale
-        if form.softcap is not None:
-            scores = form.softcap * torch.tanh(scores / form.softcap)
+        scores = torch.einsum("hd,khd->hk", q[row], keys) * score_mod.scale
+        if score_mod.softcap is not None:
+            scores = score_mod.softcap * torch.tanh(scores / score_mod.softcap)
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None]], dim=1)
         rows.append(torch.einsum("hk,khd->hd", scores.softmax(-1)[:, : len(path)], values))
@@ -63,16 +63,16 @@ def layout_of(tree: TokenTree) -> TreeLayout:
 
 
 @settings(deadline=None, max_examples=60)
-@given(draws(vocab=2), HEADS, FORMS, st.booleans())
+@given(sequence_lists(vocab=2), HEADS, SCORE_MODS, st.booleans())
 def test_forward_and_backward_are_those_of_the_definition(
-    sequences: list[TrainingSequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool
+    sequences: list[TrainingSequence], heads: tuple[int, int], score_mod: ScoreMod, with_sinks: bool
 ) -> None:
     tree = build_tree(sequences)
     *inputs, sinks = projections(tree, heads)
     given_sinks = sinks if with_sinks else None
     trained = [*inputs, sinks] if with_sinks else inputs
-    expected = by_definition(tree, *inputs, given_sinks, form)
-    found = BACKENDS["tree_torch"](*inputs, given_sinks, layout_of(tree), form)
+    expected = by_definition(tree, *inputs, given_sinks, score_mod)
+    found = BACKENDS["tree_torch"](*inputs, given_sinks, layout_of(tree), score_mod)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     for ours, theirs in zip(
@@ -82,21 +82,25 @@ def test_forward_and_backward_are_those_of_the_definition(
 
 
 @settings(deadline=None, max_examples=60)
-@given(draws(vocab=2), HEADS, FORMS, st.booleans(), st.data())
-def test_some_of_the_rows_attend_as_they_do_among_all(
-    sequences: list[TrainingSequence], heads: tuple[int, int], form: ScoreForm, with_sinks: bool, data: st.DataObject
+@given(sequence_lists(vocab=2), HEADS, SCORE_MODS, st.booleans(), st.data())
+def test_selected_queries_attend_as_they_do_among_all(
+    sequences: list[TrainingSequence],
+    heads: tuple[int, int],
+    score_mod: ScoreMod,
+    with_sinks: bool,
+    data: st.DataObject,
 ) -> None:
-    """As ranks share the rows out: outputs of each row, and gradients that add up over the shares."""
+    """As with context parallelism: each row's output is the same, and gradients add up over the ranks' rows."""
     tree = build_tree(sequences)
     q, k, v, sinks = projections(tree, heads)
     trained = [q, k, v, sinks] if with_sinks else [q, k, v]
-    expected = by_definition(tree, q, k, v, sinks if with_sinks else None, form)
-    owners = data.draw(st.lists(st.integers(0, 2), min_size=tree.num_tokens, max_size=tree.num_tokens))
-    shares = [np.flatnonzero(np.equal(owners, owner)) for owner in sorted(set(owners))]
+    expected = by_definition(tree, q, k, v, sinks if with_sinks else None, score_mod)
+    ranks = data.draw(st.lists(st.integers(0, 2), min_size=tree.num_tokens, max_size=tree.num_tokens))
+    shares = [np.flatnonzero(np.equal(ranks, rank)) for rank in sorted(set(ranks))]
     parts = []
     for rows in shares:
-        layout = layout_of(tree).asked_by(rows)
-        parts.append(BACKENDS["tree_torch"](q[rows], k, v, sinks if with_sinks else None, layout, form))
+        layout = layout_of(tree).select_queries(rows)
+        parts.append(BACKENDS["tree_torch"](q[rows], k, v, sinks if with_sinks else None, layout, score_mod))
         torch.testing.assert_close(parts[-1], expected[rows], rtol=0, atol=1e-12)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     found = torch.autograd.grad(parts, trained, [upstream[rows] for rows in shares])
@@ -108,26 +112,26 @@ def test_some_of_the_rows_attend_as_they_do_among_all(
 @pytest.mark.parametrize("window", [None, 3])
 def test_flex_attention_sees_the_same(window: int | None, softcap: float | None) -> None:
     # Forward only: FlexAttention has no backward on CPU.
-    tree, form = build_tree(BRANCHING), ScoreForm(0.4, softcap, window)
+    tree, score_mod = build_tree(BRANCHING), ScoreMod(0.4, softcap, window)
     q, k, v, sinks = (x.detach() for x in projections(tree, (4, 2)))
-    expected = by_definition(tree, q, k, v, None, form)
-    found = BACKENDS["tree_flex"](q, k, v, None, layout_of(tree), form)
+    expected = by_definition(tree, q, k, v, None, score_mod)
+    found = BACKENDS["tree_flex"](q, k, v, None, layout_of(tree), score_mod)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     some = np.array([0, 2, 3, 7, 8])
-    found = BACKENDS["tree_flex"](q[some], k, v, None, layout_of(tree).asked_by(some), form)
+    found = BACKENDS["tree_flex"](q[some], k, v, None, layout_of(tree).select_queries(some), score_mod)
     torch.testing.assert_close(found, expected[some], rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="no attention sinks"):
-        BACKENDS["tree_flex"](q, k, v, sinks, layout_of(tree), form)
+        BACKENDS["tree_flex"](q, k, v, sinks, layout_of(tree), score_mod)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [ScoreForm(0.4), ScoreForm(0.4, None, 3), ScoreForm(0.4, 2.0)])
-def test_lower_precision_rounds_once(dtype: torch.dtype, form: ScoreForm) -> None:
+@pytest.mark.parametrize("score_mod", [ScoreMod(0.4), ScoreMod(0.4, None, 3), ScoreMod(0.4, 2.0)])
+def test_lower_precision_rounds_once(dtype: torch.dtype, score_mod: ScoreMod) -> None:
     tree = build_tree(BRANCHING)
     exact = [x.detach().to(dtype).double().requires_grad_() for x in projections(tree, (4, 2))[:3]]
     low = [x.detach().to(dtype).requires_grad_() for x in exact]
-    expected = by_definition(tree, *exact, None, form)
-    found = BACKENDS["tree_torch"](*low, None, layout_of(tree), form)
+    expected = by_definition(tree, *exact, None, score_mod)
+    found = BACKENDS["tree_torch"](*low, None, layout_of(tree), score_mod)
     assert found.dtype == dtype
     allowed = 8 * torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), expected, rtol=allowed, atol=allowed)
@@ -139,34 +143,34 @@ def test_lower_precision_rounds_once(dtype: torch.dtype, form: ScoreForm) -> Non
         torch.testing.assert_close(ours.double(), theirs, rtol=4 * allowed, atol=4 * allowed)
 
 
-@pytest.mark.parametrize("form", [ScoreForm(0.4), ScoreForm(0.4, None, 3), ScoreForm(0.4, 2.0)])
-def test_nothing_of_one_branch_reaches_another(form: ScoreForm) -> None:
+@pytest.mark.parametrize("score_mod", [ScoreMod(0.4), ScoreMod(0.4, None, 3), ScoreMod(0.4, 2.0)])
+def test_nothing_of_one_branch_reaches_another(score_mod: ScoreMod) -> None:
     # Not even NaN, which any weight but an exact absence would spread.
     tree = build_tree(BRANCHING)
     clean = [x.detach() for x in projections(tree, (4, 2))[:3]]
-    expected = BACKENDS["tree_torch"](*clean, None, layout_of(tree), form)
-    for spoilt in range(tree.num_tokens):
+    expected = BACKENDS["tree_torch"](*clean, None, layout_of(tree), score_mod)
+    for poisoned in range(tree.num_tokens):
         inputs = [x.clone() for x in clean]
         for x in inputs:
-            x[spoilt] = math.nan
-        found = BACKENDS["tree_torch"](*inputs, None, layout_of(tree), form)
+            x[poisoned] = math.nan
+        found = BACKENDS["tree_torch"](*inputs, None, layout_of(tree), score_mod)
         elsewhere = torch.ones(tree.num_tokens, dtype=torch.bool)
-        elsewhere[spoilt : tree.subtree_end[spoilt]] = False
-        above = spoilt
+        elsewhere[poisoned : tree.subtree_end[poisoned]] = False
+        above = poisoned
         while above >= 0:  # a zero weight on NaN is NaN, so its own path may show it
             elsewhere[above] = False
             above = int(tree.parent[above])
         assert torch.equal(found[elsewhere], expected[elsewhere])
-        assert found[spoilt].isnan().all()
+        assert found[poisoned].isnan().all()
 
 
-def test_scores_that_are_written_out_are_those_of_one_sequence_at_a_time() -> None:
-    """Of equal lengths too, as where all are cut at the limit."""
+def test_scores_are_materialised_for_one_sequence_at_a_time() -> None:
+    """Also for sequences of equal lengths, as when all are truncated at the limit."""
     length, heads = 128, 2
     tree = build_tree([make(i, 0, [i], list(range(1, length))) for i in range(12)])
     *inputs, _ = projections(tree, (heads, heads))
     with LargestTensor() as watch:
-        BACKENDS["tree_torch"](*inputs, None, layout_of(tree), ScoreForm(0.4, softcap=2.0)).sum().backward()
+        BACKENDS["tree_torch"](*inputs, None, layout_of(tree), ScoreMod(0.4, softcap=2.0)).sum().backward()
     assert watch.elements <= heads * length * length
 
 
@@ -180,7 +184,7 @@ def call(module: torch.nn.Module | None = None, mask: torch.Tensor | None = None
 def test_it_is_called_as_transformers_calls_an_attention() -> None:
     tree = build_tree(BRANCHING)
     q, k, v = projections(tree, (4, 2))[:3]
-    expected = by_definition(tree, q, k, v, None, ScoreForm(8**-0.5, 2.0, 3))
+    expected = by_definition(tree, q, k, v, None, ScoreMod(8**-0.5, 2.0, 3))
     torch.testing.assert_close(call(sliding_window=3, softcap=2.0), expected[None], rtol=0, atol=1e-12)
 
 
@@ -193,11 +197,11 @@ class BothWays(torch.nn.Module):
     [{"dropout": 0.1}, {"mask": torch.zeros(1, 1, 17, 17)}, {"module": BothWays()}],
     ids=lambda arguments: next(iter(arguments)),
 )
-def test_what_it_does_not_compute_is_refused(arguments: dict[str, Any]) -> None:
+def test_unsupported_attention_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="causal along each path"):
         call(**arguments)
 
 
-def test_a_model_that_does_not_hand_the_tree_on_is_refused() -> None:
+def test_a_model_that_does_not_pass_on_the_tree_is_refused() -> None:
     with pytest.raises(ValueError, match="given no token tree"):
         call(tree=None)

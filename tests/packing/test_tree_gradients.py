@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from spiral_mega.packing.attention import check_model
-from spiral_mega.packing.balance import branches_of, cut
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.packing.tree_batch import pack
-from tests.packing.random_trees import draws, make
+from spiral_mega.packing.tree_parts import cut_tree, make_branches
+from tests.packing.random_trees import make, sequence_lists
 
 VOCAB = 13
 SHAPE: dict[str, Any] = {
@@ -54,13 +54,13 @@ MODELS: dict[str, PreTrainedConfig] = {
         **SHAPE, sliding_window=4, layer_types=ONE_OF_EACH, num_local_experts=2, num_experts_per_tok=1
     ),
 }
-# Without shrinking: a failure is told in seconds, by a longer example.
+# Without shrinking: a failure is reported in seconds, by a longer example.
 SEARCH: dict[str, Any] = {"deadline": None, "phases": (Phase.explicit, Phase.reuse, Phase.generate)}
 Gradients = dict[str, torch.Tensor]
 
 
 class StayInDouble(TorchFunctionMode):
-    """transformers takes norms, softmax and routing to float32 whatever the model; here, what is float64 stays so."""
+    """Keep float64 tensors in float64, where transformers casts norms, softmax and routing to float32."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -84,7 +84,7 @@ def model_of(name: str, attention: str, dtype: torch.dtype = torch.float64) -> t
 
 
 def alone(model: Any, sequence: TrainingSequence) -> torch.Tensor:
-    """Log-probs of the response tokens, by the model's own forward on this sequence only."""
+    """Return log-probs of the response tokens from the model's own forward on this sequence only."""
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     with StayInDouble():
         logprobs = model(input_ids=tokens, use_cache=False).logits[0].log_softmax(-1)
@@ -95,7 +95,7 @@ def alone(model: Any, sequence: TrainingSequence) -> torch.Tensor:
 
 
 def merged(model: Any, sequences: list[TrainingSequence]) -> torch.Tensor:
-    """Log-probs of all response tokens, sequence by sequence, from one pass over the tree."""
+    """Return log-probs of all response tokens, sequence by sequence, from one pass over the tree."""
     batch = pack(sequences)
     with StayInDouble():
         hidden = model.base_model(
@@ -129,7 +129,7 @@ def expected_of(name: str, sequences: list[TrainingSequence]) -> tuple[torch.Ten
 
 
 def assert_same(found: Gradients, expected: Gradients, tolerance: float) -> None:
-    """Each parameter's gradient, relative to its own largest entry or, where that vanishes, a thousandth of any's."""
+    """Compare gradients relative to each one's largest entry, or to a thousandth of the largest of all if higher."""
     scale = max(float(g.abs().max()) for g in expected.values())
     for parameter, gradient in expected.items():
         size = max(float(gradient.abs().max()), 1e-3 * scale, 1e-30)
@@ -138,7 +138,7 @@ def assert_same(found: Gradients, expected: Gradients, tolerance: float) -> None
 
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=6, **SEARCH)
-@given(draws(vocab=3))
+@given(sequence_lists(vocab=3))
 def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences: list[TrainingSequence]) -> None:
     total, expected = expected_of(name, sequences)
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 2e-5)):
@@ -149,13 +149,13 @@ def test_loss_and_gradient_are_those_of_separate_sequences(name: str, sequences:
 
 
 @settings(max_examples=15, **SEARCH)
-@given(draws(vocab=3, most=6), st.integers(0, 12))
+@given(sequence_lists(vocab=3, most=6), st.integers(0, 12))
 def test_the_gradient_is_the_same_wherever_the_tree_is_cut(sequences: list[TrainingSequence], spare: int) -> None:
-    sequences = [s for s in sequences if s.key[0] == sequences[0].key[0]]
+    sequences = [s for s in sequences if s.key.prompt_index == sequences[0].key.prompt_index]
     total, expected = expected_of("qwen3", sequences)
     by_key = {s.key: s for s in sequences}
     model = model_of("qwen3", "tree_torch")
-    parts = cut(branches_of(sequences), max(s.num_tokens for s in sequences) + spare)
+    parts = cut_tree(make_branches(sequences), max(s.num_tokens for s in sequences) + spare)
     found = torch.stack([loss_of_tree(model, [by_key[key] for key in part.keys]) for part in parts]).sum()
     assert found.item() == pytest.approx(float(total), rel=1e-10, abs=1e-10)
     assert_same(gradients(model, found), expected, 1e-10)

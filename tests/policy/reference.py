@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from tests.support.tiny_models import FIRST_WORD_ID, VOCAB
 
 Tensors = dict[str, torch.Tensor]
@@ -118,7 +118,7 @@ def make_sequences(folder: Path, count: int, seed: int, *, scale: float = 0.01) 
             shared = first.prompt_ids if i % 3 == 1 else [*first.prompt_ids, *first.response_ids][:14]
             tokens, prompt = [*shared, *tokens[-response:]], len(shared)
         bare = TrainingSequence(
-            key=(i // 3, i % 3),
+            key=SequenceKey(i // 3, i % 3),
             prompt_ids=tokens[:prompt],
             response_ids=tokens[prompt:],
             sampler_logprobs=[],

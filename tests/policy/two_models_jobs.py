@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy import build_policies
 from spiral_mega.policy.fsdp.fsdp_policy import FsdpModel, FsdpPolicy

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
-from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.training_sequence import TrainingSequence
 from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
 from tests.support.configs import make_config

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from tests.policy.cases import ATTENTION_AND_MLP, OPTIMIZER, STEPS
 from tests.policy.cases import LORA as EVERYWHERE
 from tests.policy.reference import gradients_of, load_model, make_adapters, make_sequences
@@ -208,7 +208,7 @@ class Lab:
         cases: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, (ranks, model, layout) in GRADIENTS.items():
             trees = self.sequences(model)
-            flat = [replace(sequence, key=(i, 0)) for i, sequence in enumerate(trees)]
+            flat = [replace(sequence, key=SequenceKey(i, 0)) for i, sequence in enumerate(trees)]
             splits = {split: (trees, *how) for split, how in SPLITS.items()}
             splits |= {"without trees": (flat, 100, 2), "fewer than ranks": (trees[:1], 64, 0)}
             if ranks == world_size:

@@ -11,8 +11,8 @@ from tests.support.megatron_on_cpu import install
 install()
 
 from spiral_mega.distributed.runtime import Runtime  # noqa: E402
-from spiral_mega.packing.balance import distribute  # noqa: E402
-from spiral_mega.packing.training_sequence import TrainingSequence  # noqa: E402
+from spiral_mega.packing.distribute import distribute  # noqa: E402
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence  # noqa: E402
 from spiral_mega.policy import build_policy  # noqa: E402
 from spiral_mega.rollout import build_engine  # noqa: E402
 from spiral_mega.rollout.sync import SyncError, WeightSync  # noqa: E402
@@ -83,7 +83,12 @@ def _sequences(seed: int) -> list[TrainingSequence]:
     rng = random.Random(seed)
     return [
         TrainingSequence(
-            (i, 0), prompt, [rng.randrange(10, 90) for _ in range(6)], [-4.0] * 6, rng.choice([-1.0, 1.0]), 0.1
+            SequenceKey(i, 0),
+            prompt,
+            [rng.randrange(10, 90) for _ in range(6)],
+            [-4.0] * 6,
+            rng.choice([-1.0, 1.0]),
+            0.1,
         )
         for i, prompt in enumerate(PROMPTS)
     ]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from spiral_mega.policy.megatron.context_parallel import deal, keys_of_a_head
 from tests.support.tiny_models import tiny_model
@@ -36,7 +36,7 @@ def spiral_problem(length: int) -> list[TrainingSequence]:
     for _ in range(4):
         context = prompt + [token for i in sorted(rng.sample(range(8), 4)) for token in traces[i]]
         sequences += [(context, ids(rng.randint(length // 2, length))) for _ in range(4)]
-    return [TrainingSequence((0, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(sequences)]
+    return [TrainingSequence(SequenceKey(0, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(sequences)]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -44,9 +44,9 @@ def spiral_problem(length: int) -> list[TrainingSequence]:
 def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
     sequences = spiral_problem(256)
     if shape == "flat":
-        sequences = [TrainingSequence((i, 0), *s_fields(s)) for i, s in enumerate(sequences)]
+        sequences = [TrainingSequence(SequenceKey(i, 0), *s_fields(s)) for i, s in enumerate(sequences)]
     elif shape == "one sequence":
-        sequences = [TrainingSequence((0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
+        sequences = [TrainingSequence(SequenceKey(0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
     batch = pack(sequences)
     rows = len(batch.layout.depth) // ranks * ranks
     head = np.bincount(batch.logit_indices.numpy(), minlength=rows)[:rows]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from spiral_mega.checkpoint.manager import CheckpointManager
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.packing.balance import distribute
+from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.training_sequence import TrainingSequence
 from tests.policy.workers import _owned
 from tests.support.configs import make_config

@@ -7,7 +7,7 @@ import pytest
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals
 from spiral_mega.errors import UserError
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.recording import Recorder, Replayer
@@ -176,7 +176,9 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
     """As if the response were the written tokens alone, each predicted from all that stands before it."""
     prompt, response = [5, 6], [10, 11, 12, 13, 14, 15]
     logprobs = [-0.1, -0.2, math.nan, math.nan, -0.5, -0.6]
-    whole = pack([TrainingSequence((0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),))])
+    whole = pack(
+        [TrainingSequence(SequenceKey(0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),))]
+    )
     assert whole.input_ids.tolist() == [[*prompt, *response]]
     assert whole.logit_indices.tolist() == [1, 2, 5, 6]
     assert whole.labels.tolist() == [10, 11, 14, 15]
@@ -187,8 +189,10 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
 
 def test_another_trace_may_have_written_what_one_was_told():
     """The same tokens, written by one trace and observed by another: only the first learns from them."""
-    told = TrainingSequence((0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observation_spans=((1, 2),))
-    wrote = TrainingSequence((0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
+    told = TrainingSequence(
+        SequenceKey(0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observation_spans=((1, 2),)
+    )
+    wrote = TrainingSequence(SequenceKey(0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
     batch = pack([told, wrote])
     assert batch.input_ids.tolist() == [[5, 10, 11, 12]]
     assert batch.labels[batch.gather_indices].tolist() == [10, 12, 10, 11, 12]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.distribute import distribute
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policies
 from spiral_mega.rollout import build_engines
 from spiral_mega.rollout.engine import Request, Sample, Sampler
@@ -72,7 +72,7 @@ def sample(sampler: Sampler) -> list[Sample]:
 
 def sequences(samples: list[Sample], rank: int) -> list[TrainingSequence]:
     return [
-        TrainingSequence((rank, i), PROMPTS[s.key[1]], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
+        TrainingSequence(SequenceKey(rank, i), PROMPTS[s.key[1]], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
         for i, s in enumerate(samples)
     ]
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.packing.balance import distribute
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.distribute import distribute
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policy
 from spiral_mega.policy.fsdp import fsdp_policy
 from spiral_mega.rollout import build_engine
@@ -125,7 +125,7 @@ def training_sequences(
     """Some of the samples with advantages that pull the weights about; each rank of its own."""
     return [
         TrainingSequence(
-            (runtime.rank, i),
+            SequenceKey(runtime.rank, i),
             PROMPTS[each.key[0]],
             each.token_ids,
             each.logprobs,
@@ -140,7 +140,7 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
     """The engine's log-probs against the policy's, on all of `samples`."""
     worst = 0.0
     for each in samples:
-        canary = TrainingSequence((0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
+        canary = TrainingSequence(SequenceKey(0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
         worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
     return worst
 

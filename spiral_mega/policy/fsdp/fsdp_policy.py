@@ -19,8 +19,8 @@ from spiral_mega.config import Config
 from spiral_mega.distributed.collectives import max_over_ranks
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.models.export import save_adapter, save_pretrained
-from spiral_mega.packing.balance import Key, split
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.balance import split_into_microbatches
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.policy.fsdp.fsdp_weights import adapter_weights, full_weights
 from spiral_mega.policy.fsdp.reference_model import Reference, make_reference
@@ -58,9 +58,9 @@ class FsdpModel:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[TrainingSequence]) -> torch.Tensor:
-        microbatches = split(sequences, self.config.policy.microbatch_tokens)
+        microbatches = split_into_microbatches(sequences, self.config.policy.microbatch_tokens)
         rounds = int(max_over_ranks({"rounds": len(microbatches)})["rounds"])
-        found: dict[Key, torch.Tensor] = {}
+        found: dict[SequenceKey, torch.Tensor] = {}
         for members in [*microbatches, *([[]] * (rounds - len(microbatches)))]:
             logprobs, _ = self._forward(pack(members).to(self.device))
             parts = torch.split(logprobs, [sum(s.loss_mask()) for s in members] or [0])

@@ -84,7 +84,7 @@ def share_out(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> S
         batch,
         input_ids=batch.input_ids[:, mine],
         position_ids=batch.position_ids[:, mine],
-        layout=batch.layout.asked_by(dealt[rank]),
+        layout=batch.layout.select_queries(dealt[rank]),
         logit_indices=torch.from_numpy(place[predicted[heads[rank]]]),
         labels=batch.labels[torch.from_numpy(heads[rank])],
     )

@@ -22,8 +22,8 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.models.export import save_pretrained
 from spiral_mega.models.model_config import read_model_config
-from spiral_mega.packing.balance import Key, split
-from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.packing.balance import split_into_microbatches
+from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.loss import Totals, weighted_loss
@@ -82,12 +82,16 @@ class MegatronPolicy:
         # The ranks of a replica compute one batch together: that of the sequences of all.
         every: list[list[TrainingSequence]] = [[] for _ in range(dist.get_world_size(self.layout.replica_group))]
         dist.all_gather_object(every, sequences, group=self.layout.replica_group)
-        parts = [(rank, part) for rank, each in enumerate(every) for part in split(each, self.microbatch_tokens)]
+        parts = [
+            (rank, part)
+            for rank, each in enumerate(every)
+            for part in split_into_microbatches(each, self.microbatch_tokens)
+        ]
         rounds = int(max_over_ranks({"rounds": len(parts)})["rounds"])
         batches = [part for _, part in parts] + [[]] * (rounds - len(parts))
         found = self._logprobs(batches, self.stages)
         mine = dist.get_rank(self.layout.replica_group)
-        by_key: dict[Key, torch.Tensor] = {}
+        by_key: dict[SequenceKey, torch.Tensor] = {}
         for (rank, part), logprobs in zip(parts, self._spoken(parts, found), strict=True):
             if rank == mine:
                 lengths = [sum(s.loss_mask()) for s in part]

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spiral_mega.packing.attention import BACKENDS, Backend
-from spiral_mega.packing.varlen import ScoreForm
+from spiral_mega.packing.varlen import ScoreMod
 from spiral_mega.policy.megatron.context_parallel import Share
 
 # Where transformer-engine is not installed, 0.16.1 asks for this name without ever having defined it.
@@ -59,7 +59,7 @@ class TreeAttention(nn.Module):
     def __init__(self, config: TransformerConfig, *_: Any, backend: Backend, **__: Any) -> None:
         super().__init__()
         assert config.kv_channels is not None
-        self.backend, self.form = backend, ScoreForm(config.kv_channels**-0.5)
+        self.backend, self.form = backend, ScoreMod(config.kv_channels**-0.5)
 
     def forward(
         self,
