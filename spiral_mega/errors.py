@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class ConfigError(UserError):
     """A configuration that cannot be used as it is."""
+
+
+class DataError(UserError):
+    """Data that cannot be used as it is. The text names the file and the row."""

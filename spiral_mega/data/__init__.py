@@ -1,1 +1,1 @@
-"""Problems in, in a known order: reading, filtering, sampling."""
+"""Problems: readers, row schemas, filters, and the sampler that fixes their order."""

@@ -1,18 +1,18 @@
-"""Keeping the problems that a model solves sometimes: only those carry a learning signal."""
+"""Keep the problems that a model solves sometimes: only those carry a learning signal."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from spiral_mega.data.errors import DataError
 from spiral_mega.data.schemas import problem_row
+from spiral_mega.errors import DataError
+from spiral_mega.telemetry.atomic import atomic_path
 from spiral_mega.traces import Problem
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DifficultySplit:
-    """Problems kept, in order, and the counts of those left out on either side."""
+    """The problems kept, in order, and the numbers of those left out as too hard and too easy."""
 
     kept: list[Problem]
     too_hard: int
@@ -28,13 +28,13 @@ class DifficultySplit:
 
 
 def check_bounds(low: float, high: float) -> None:
-    """Raises DataError unless some mean reward lies between the bounds."""
+    """Raise DataError unless some mean reward lies between the bounds."""
     if not low < high:
         raise DataError(f"low is {low} and high is {high}: low must be below high")
 
 
 def check_output(path: Path) -> None:
-    """Raises DataError unless `write_problems` takes this name."""
+    """Raise DataError unless `write_problems` can write to `path`."""
     if path.suffix != ".jsonl":
         raise DataError(f"{path}: problems are written as JSONL: end the name with .jsonl")
     try:
@@ -48,15 +48,16 @@ def check_output(path: Path) -> None:
 def split_by_difficulty(
     problems: Sequence[Problem], rewards: Mapping[str, Sequence[float]], low: float = 0.0, high: float = 1.0
 ) -> DifficultySplit:
-    """Keeps the problems with low < mean reward < high; both bounds are exclusive.
+    """Keep the problems with low < mean reward < high; both bounds are exclusive.
 
-    `rewards` holds, for each problem's id, the rewards of its samples (one or more). Raises DataError for empty
-    bounds, for rewards that are missing or not finite, and for rewards of an unknown problem.
+    `rewards` holds, for each problem's id, the rewards of its samples (one or more). Raises
+    DataError for empty bounds, for rewards that are missing or not finite, and for rewards of an
+    unknown problem.
     """
     check_bounds(low, high)
     unknown = sorted(set(rewards) - {problem.id for problem in problems})
     if unknown:
-        raise DataError(f"{len(unknown)} ids have rewards but are no problem, such as {unknown[0]!r}: use one data set")
+        raise DataError(f"{len(unknown)} ids have rewards but no problem, such as {unknown[0]!r}: use one data set")
     kept: list[Problem] = []
     too_hard = too_easy = 0
     for problem in problems:
@@ -75,18 +76,17 @@ def split_by_difficulty(
 
 
 def write_problems(problems: Sequence[Problem], path: str | Path) -> int:
-    """Writes JSONL that `load_problems` reads back to equal problems; returns their number.
+    """Write JSONL that `load_source` reads back to equal problems; return their number.
 
-    The file appears whole or not at all. Raises DataError when the path is not .jsonl or there is no problem.
+    The file appears whole or not at all. Raises DataError when the path is not .jsonl or there is
+    no problem.
     """
     path = Path(path)
     check_output(path)
     if not problems:
         raise DataError(f"{path}: no problem to write: widen the bounds, or check the data and the rewards")
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="\n") as file:
         for problem in problems:
             file.write(json.dumps(problem_row(problem), ensure_ascii=False) + "\n")
-    os.replace(partial, path)
     logger.info("%d problems written to %s", len(problems), path)
     return len(problems)

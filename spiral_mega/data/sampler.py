@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from spiral_mega.data.errors import DataError
+from spiral_mega.errors import DataError
 from spiral_mega.seeds import derive_seed
 
 

@@ -1,13 +1,13 @@
-"""From a raw row to a Problem: one adapter for each way that rows are written in the field.
+"""Convert raw rows to problems: one adapter for each schema in common use.
 
-| schema | columns                                              | answer                                        |
-|--------|------------------------------------------------------|-----------------------------------------------|
-| own    | id, messages, answer, kind, source (extra)           | list of texts; what `problem_row` writes      |
-| verl   | prompt, reward_model (data_source and others)        | reward_model.ground_truth                     |
-| gsm8k  | question, answer                                     | what follows the last #### of a worked answer |
-| plain  | one of problem, question, prompt, messages; answer   | the value itself                              |
+| schema | columns                                            | answer                          |
+|--------|----------------------------------------------------|---------------------------------|
+| own    | id, messages, answer, verifier, source (extra)     | list of texts (`problem_row`)   |
+| verl   | prompt, reward_model (data_source and others)      | reward_model.ground_truth       |
+| gsm8k  | question, answer                                   | what follows the last ####      |
+| plain  | one of problem, question, prompt, messages; answer | the value itself                |
 
-Columns that an adapter has no use for are kept in `Problem.extra`.
+Columns that an adapter does not use are kept in `Problem.extra`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from spiral_mega.data.errors import DataError
 from spiral_mega.data.readers import Row
+from spiral_mega.errors import DataError
 from spiral_mega.rewards.answers import normalize_answer
 from spiral_mega.traces import Problem
 
@@ -28,16 +28,18 @@ ANSWER_MARK = "####"
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 Adapter = Callable[[Row, str, str, str], Problem]
-"""(row, name of the source, id to use when the row has none, kind to use when the row has none) -> Problem."""
+"""(row, name of the source, default id, default verifier) -> Problem."""
 
 
 def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
-    """The adapter for a source's rows, from the columns of the first one; `rows` are (place, row), at least one.
+    """Return the adapter for a source's rows, chosen by the columns of the first; `rows` are
+    (location, row).
 
-    Only GSM8K's form shows in values: any answer with a #### makes all of the source GSM8K, so that a row without it
-    is an error and not another kind of answer. Raises DataError when the columns fit no schema.
+    GSM8K alone is recognized by values: any answer with a #### makes the whole source GSM8K, so
+    that a row without it is an error and not another form of answer. Raises DataError when the
+    columns fit no schema.
     """
-    place, first = next(iter(rows))
+    location, first = next(iter(rows))
     columns = set(first)
     if {"id", "messages", "answer", "verifier", "source"} <= columns:
         return own
@@ -46,8 +48,8 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
     questions = [column for column in QUESTION_COLUMNS if column in columns]
     if not questions or "answer" not in columns:
         raise DataError(
-            f"{place}: columns {sorted(columns)} fit no known schema: rename them to 'problem' and 'answer', "
-            "or to 'prompt' and 'reward_model' with a 'ground_truth'"
+            f"{location}: columns {sorted(columns)} fit no known schema: rename them to 'problem' "
+            "and 'answer', or to 'prompt' and 'reward_model' with a 'ground_truth'"
         )
     if any(ANSWER_MARK in str(row.get("answer")) for _, row in rows):
         return gsm8k
@@ -55,7 +57,7 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
 
 
 def own(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
-    """A row that `problem_row` wrote: it states its own kind and source, which win over the configuration's."""
+    """A row that `problem_row` wrote: its own verifier and source override those of the configuration."""
     answer = _need(row, "answer")
     if not isinstance(answer, list) or not answer or not all(isinstance(text, str) for text in answer):
         raise DataError(f"answer is {answer!r}, not a list of texts: write the file again")
@@ -70,7 +72,7 @@ def own(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
 
 
 def verl(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
-    """verl's and POLARIS's schema: chat messages, and the ground truth inside of reward_model."""
+    """The schema of verl and POLARIS: chat messages, and the ground truth inside reward_model."""
     reward_model = _need(row, "reward_model")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         raise DataError(f"reward_model is {reward_model!r}, without a ground_truth: add it, or remove the row")
@@ -85,14 +87,14 @@ def verl(row: Row, name: str, default_id: str, default_verifier: str) -> Problem
 
 
 def gsm8k(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
-    """GSM8K's schema: the answer is a worked solution that ends with "#### 1,234"."""
+    """The schema of GSM8K: the answer is a worked solution that ends with "#### 1,234"."""
     column = _question_column(row)
     worked = _text("answer", _need(row, "answer"))
     _, mark, final = worked.rpartition(ANSWER_MARK)
     if not mark:
         raise DataError(
-            f"answer has no {ANSWER_MARK} before a final answer, as other rows do: {worked[-80:]!r}: "
-            "add it, or remove the row"
+            f"answer has no {ANSWER_MARK} before a final answer, as other rows do: "
+            f"{worked[-80:]!r}: add it, or remove the row"
         )
     final = final.strip()
     if THOUSANDS.fullmatch(final):
@@ -108,7 +110,7 @@ def gsm8k(row: Row, name: str, default_id: str, default_verifier: str) -> Proble
 
 
 def plain(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
-    """A problem (text or messages) and its answer (text, number, or a list of accepted ones)."""
+    """A problem (text or messages) and its answer (text, number, or a list of accepted answers)."""
     column = _question_column(row)
     return Problem(
         id=_own_id(row, default_id),
@@ -121,7 +123,7 @@ def plain(row: Row, name: str, default_id: str, default_verifier: str) -> Proble
 
 
 def problem_row(problem: Problem) -> Row:
-    """The problem as a JSON object that `own` reads back to an equal Problem."""
+    """Return the problem as a JSON object that `own` reads back to an equal Problem."""
     return {
         "id": problem.id,
         "messages": [dict(message) for message in problem.messages],
@@ -193,7 +195,7 @@ def _answer(column: str, value: Any) -> tuple[str, ...]:
 
 
 def _extra(row: Row, used: Iterable[str]) -> dict[str, Any]:
-    """The other columns, as JSON values (dates and the like as text), so that they survive being written."""
+    """Return the other columns as JSON values (dates and the like as text), so that they can be written."""
     extra = {key: value for key, value in row.items() if key not in used}
     plain_values: dict[str, Any] = json.loads(json.dumps(extra, default=str))
     return plain_values

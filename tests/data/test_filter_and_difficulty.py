@@ -8,9 +8,8 @@ import pytest
 
 from spiral_mega.config.schema import DataSource
 from spiral_mega.data.difficulty import split_by_difficulty, write_problems
-from spiral_mega.data.errors import DataError
-from spiral_mega.data.filters import filter_overlong
-from spiral_mega.data.problems import fingerprint, load_source
+from spiral_mega.data.problems import filter_overlong, fingerprint, load_source
+from spiral_mega.errors import DataError
 from spiral_mega.traces import Problem
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -57,7 +56,7 @@ def test_rewards_that_do_not_fit_the_problems_are_errors(problems):
         split_by_difficulty(one, {})
     with pytest.raises(DataError, match="finitely"):
         split_by_difficulty(one, {"aime24/0": [float("nan")]})
-    with pytest.raises(DataError, match="1 ids have rewards but are no problem, such as 'other'"):
+    with pytest.raises(DataError, match="1 ids have rewards but no problem, such as 'other'"):
         split_by_difficulty(one, {"aime24/0": [1], "other": [1]})
     with pytest.raises(DataError, match="low must be below high"):
         split_by_difficulty(one, {"aime24/0": [1]}, low=1, high=1)

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from spiral_mega.config.schema import DataSource
-from spiral_mega.data.errors import DataError
 from spiral_mega.data.problems import fingerprint, load_source, load_sources
+from spiral_mega.errors import DataError
 
 SAMPLES = Path(__file__).parent / "samples"
 

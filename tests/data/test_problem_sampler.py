@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.data.errors import DataError
 from spiral_mega.data.sampler import ProblemSampler
+from spiral_mega.errors import DataError
 
 sizes = st.integers(1, 40)
 
