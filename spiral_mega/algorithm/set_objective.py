@@ -27,7 +27,7 @@ class SetObjective:
 
     def __init__(self, config: AlgorithmConfig, score: SetScore) -> None:
         """`config`: search_traces, set_size, num_sets, set_design and the gate. ValueError as `check_design` says."""
-        self.plan = replace(SamplingPlan.from_algorithm(config), answers=0)
+        self.plan = replace(SamplingPlan.from_algorithm(config), aggregation_traces=0)
         self._config, self._score = config, score
 
     def assign(self, episode: Episode) -> None:

@@ -46,9 +46,9 @@ def sample_sets(
     return [unrank(rank, num_traces, set_size) for rank in _distinct_below(population, num_sets, rng)]
 
 
-def list_in_order(sets: list[tuple[int, ...]], order: SetOrder, *, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """The same sets as the aggregator is to read them: as `sample_sets` lists them, or each in an order of its own."""
-    return sets if order == "ascending" else [tuple(rng.permutation(members).tolist()) for members in sets]
+def shuffle_members(sets: list[tuple[int, ...]], *, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Return the same sets, each with its members in a random order of its own."""
+    return [tuple(rng.permutation(members).tolist()) for members in sets]
 
 
 def check_design(num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform") -> None:

@@ -76,7 +76,7 @@ def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[SimProblem
     Raises UserError for a recipe with several levels of sets, which the simulator does not support.
     """
     plan = make_objective(config.algorithm).plan
-    levels = plan.levels if plan.answers else ()
+    levels = plan.levels if plan.aggregation_traces else ()
     if len(levels) > 1:
         raise UserError(
             f"algorithm.objective {config.algorithm.objective!r} has several levels, which are not simulated"
@@ -91,9 +91,9 @@ def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[SimProblem
         (level,) = levels
         shape = replace(
             shape,
-            num_sets=level.sets,
+            num_sets=level.num_sets,
             set_size=level.set_size,
-            aggregation_traces=plan.answers,
+            aggregation_traces=plan.aggregation_traces,
             set_design="uniform" if level.design == "independent" else level.design,
         )
     longest = min(lengths.prompt_high, config.data.max_prompt_tokens)

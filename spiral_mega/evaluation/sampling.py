@@ -40,7 +40,7 @@ class Sampling:
         """Name of its files, unique among samplings: search8_8of4_8of4, search4@512_budgets128-512."""
         parts = [f"search{self.plan.search_traces}{_limit_suffix(self.plan.max_tokens)}"]
         for level in self.plan.levels:
-            parts.append(f"{level.sets}of{level.set_size}{_limit_suffix(level.max_tokens)}")
+            parts.append(f"{level.num_sets}of{level.set_size}{_limit_suffix(level.max_tokens)}")
         if self.token_budgets:
             parts.append("budgets" + "-".join(map(str, self.token_budgets)))
         return "_".join(parts)

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
-from spiral_mega.algorithm.sets import SetOrder, list_in_order
+from spiral_mega.algorithm.sets import SetOrder
 from spiral_mega.config import RolloutConfig
 from spiral_mega.environments import Environment
 from spiral_mega.prompts.prompter import Prompter
@@ -56,11 +56,11 @@ class EpisodeRun:
     def __init__(self, recipe: Recipe, index: int, task: Task, *, aggregates: bool, judged: bool) -> None:
         self.recipe, self.index, self.task, self.judged = recipe, index, task, judged
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
-        self.sets = list_in_order(recipe.plan.draw_sets(rng), recipe.set_order, rng=rng) if aggregates else []
+        self.sets = recipe.plan.draw_sets(rng, recipe.set_order) if aggregates else []
         self.open: dict[tuple[int | None, int], Conversation] = {}
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
-        self.waiting = set(range(len(self.sets))) if recipe.plan.answers else set()
+        self.waiting = set(range(len(self.sets))) if recipe.plan.aggregation_traces else set()
         self.verdicts: list[tuple[Trace, Future[Verdict]]] = []
         self.prompts: dict[int | None, list[int]] = {None: recipe.prompter.search_prompt(task.problem)}
 
@@ -86,7 +86,7 @@ class EpisodeRun:
                 (trace, self.recipe.verifier.submit(trace.answer_text, problem.answer, problem.verifier))
             )
         requests: list[Request] = []
-        while ready := [l for l in sorted(self.waiting) if all(map(self._trace, self.sets[l]))]:
+        while ready := [l for l in sorted(self.waiting) if all(map(self._trace, self.sets[l].members))]:
             self.waiting.difference_update(ready)
             requests += [request for l in ready if (request := self._aggregate(l)) is not None]
         return requests
@@ -94,7 +94,9 @@ class EpisodeRun:
     def complete(self) -> bool:
         """Whether every trace is there; rewards may still be on their way."""
         plan = self.recipe.plan
-        return len(self.search) == plan.search_traces and all(len(group) == plan.answers for group in self.aggregation)
+        return len(self.search) == plan.search_traces and all(
+            len(group) == plan.aggregation_traces for group in self.aggregation
+        )
 
     def finish(self) -> Episode:
         """The episode; waits for its rewards."""
@@ -106,14 +108,15 @@ class EpisodeRun:
                     log, "verification of a response to %s: %s %s", self.task.problem.id, verdict.status, verdict.detail
                 )
         search, *aggregation = ([group[i] for i in sorted(group)] for group in (self.search, *self.aggregation))
-        aggregation = aggregation if self.recipe.plan.answers else []
-        return Episode(self.task.problem, self.task.step, search, self.sets, aggregation, index=self.index)
+        aggregation = aggregation if self.recipe.plan.aggregation_traces else []
+        sets = [spec.members for spec in self.sets]
+        return Episode(self.task.problem, self.task.step, search, sets, aggregation, index=self.index)
 
     def _trace(self, position: int) -> Trace | None:
         """The trace at a position of `Episode.traces()`, once it is there."""
         if position < self.recipe.plan.search_traces:
             return self.search.get(position)
-        set_index, index = divmod(position - self.recipe.plan.search_traces, self.recipe.plan.answers)
+        set_index, index = divmod(position - self.recipe.plan.search_traces, self.recipe.plan.aggregation_traces)
         return self.aggregation[set_index].get(index)
 
     def _next_turn(self, talk: Conversation) -> Request | None:
@@ -138,14 +141,15 @@ class EpisodeRun:
     def _most_tokens(self, set_index: int | None) -> int:
         """The longest response, in tokens."""
         rollout = self.recipe.rollout
-        limit = self.recipe.plan.limit(set_index) or rollout.sampling.max_response_tokens
+        limit = self.recipe.plan.max_tokens if set_index is None else self.sets[set_index].max_tokens
+        limit = limit or rollout.sampling.max_response_tokens
         return min(limit, rollout.sampling.max_context_tokens - len(self.prompts[set_index]))
 
     def _aggregate(self, set_index: int) -> Request | None:
-        members = [trace for position in self.sets[set_index] if (trace := self._trace(position)) is not None]
+        members = [trace for position in self.sets[set_index].members if (trace := self._trace(position)) is not None]
         prompt = self.recipe.prompter.aggregation_prompt(self.task.problem, members)
         self.prompts[set_index] = prompt
-        count, component = self.recipe.plan.answers, self.recipe.plan.component(set_index)
+        count, component = self.recipe.plan.aggregation_traces, self.sets[set_index].component
         if len(prompt) < self.recipe.rollout.sampling.max_context_tokens:
             return self._request(component, set_index, count)
         # No room to answer: the traces exist, empty, and count as cut. Nothing was answered, so they score 0 unseen.

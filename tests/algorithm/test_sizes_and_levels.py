@@ -13,6 +13,7 @@ from tests.algorithm.tiny_policy import (
     RESPONSES,
     THETA,
     algorithm,
+    drawn_sets,
     draws,
     expectation,
     expected_gradient,
@@ -60,7 +61,7 @@ def test_a_size_is_compared_with_its_own_kind():
     """Aggregation of more traces scores better, and no trace is to blame or to thank for that."""
     config = sizes_config([1, 3], None, search_traces=4)
     objective = make_objective(config)
-    _, episode, _ = next(outcomes(config, [(1.0, objective.plan.draw_sets(np.random.default_rng(0)))]))
+    _, episode, _ = next(outcomes(config, [(1.0, drawn_sets(objective.plan, np.random.default_rng(0)))]))
     for members, group in zip(episode.sets, episode.aggregation, strict=True):
         for trace in group:
             trace.reward = float(len(members))
@@ -73,7 +74,7 @@ def test_sizes_are_drawn_alike_and_cost_what_was_asked():
     rng = np.random.default_rng(0)
     seen = Counter()
     for _ in range(3000):
-        sets = plan.draw_sets(rng)
+        sets = drawn_sets(plan, rng)
         counts = Counter(map(len, sets))
         assert set(counts.values()) == {3}
         assert len(set(sets)) == len(sets) == 6
@@ -141,7 +142,7 @@ def test_one_level_is_spiral_up_to_the_baseline():
 
 def coefficients(objective, sets):
     """[traces, sets * N2]: how much each reward counts in each trace's credit, which is linear in them."""
-    answers = objective.plan.answers
+    answers = objective.plan.aggregation_traces
     return np.stack(
         [
             objective.advantages(sets, unit.reshape(len(sets), answers))
@@ -171,7 +172,7 @@ def test_credit_is_what_descends_from_a_trace_less_what_it_cannot_have_touched(r
     subtracted does not depend on y given what y was written from. Three levels."""
     config = levels_config([(2, 5), (2, 4), (1, 3)], rewarded, search_traces=7, aggregation_traces=2)
     objective = make_objective(config)
-    sets = objective.plan.draw_sets(np.random.default_rng(seed))
+    sets = drawn_sets(objective.plan, np.random.default_rng(seed))
     table, found = coefficients(objective, sets), descendants(sets, 7, 2)
     rewarded_levels = [range(5), range(5, 9), range(9, 12)] if rewarded == "every" else [range(9, 12)]
     for trace, row in enumerate(table):
@@ -204,7 +205,7 @@ def test_every_level_gets_credit(rewarded):
     rng = np.random.default_rng(0)
     credited = Counter()
     for _ in range(20):
-        _, episode, _ = next(outcomes(config, [(1.0, objective.plan.draw_sets(rng))]))
+        _, episode, _ = next(outcomes(config, [(1.0, drawn_sets(objective.plan, rng))]))
         for group in episode.aggregation:
             for trace in group:
                 trace.reward = float(rng.integers(2))

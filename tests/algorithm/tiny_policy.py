@@ -74,6 +74,17 @@ def draws(config):
     return [(float(chance), sets) for chance, sets in draws_of_design(*shape)]
 
 
+def drawn_sets(plan, rng):
+    """The members of each set that the plan itself draws."""
+    return [spec.members for spec in plan.draw_sets(rng)]
+
+
+def component_of(plan, set_index):
+    """The component of the answers to a set, whose level is found by counting."""
+    levels = [level for level, each in enumerate(plan.levels) for _ in range(each.num_sets)]
+    return AGGREGATION if levels[set_index] == 0 else f"{AGGREGATION}_{levels[set_index] + 1}"
+
+
 def outcomes(config, laws, phi=THETA):
     """Every episode for every draw of the sets, as (probability, episode, what each trace was shown).
 
@@ -88,9 +99,9 @@ def _complete(chance, plan, sets, traces, shown, phi):
     """Episodes that begin with `traces`."""
     if len(traces) < plan.search_traces:
         component, index, set_index, seen = SEARCH, len(traces), None, None
-    elif plan.answers and len(traces) < plan.search_traces + len(sets) * plan.answers:
-        set_index, index = divmod(len(traces) - plan.search_traces, plan.answers)
-        component = plan.component(set_index)
+    elif plan.aggregation_traces and len(traces) < plan.search_traces + len(sets) * plan.aggregation_traces:
+        set_index, index = divmod(len(traces) - plan.search_traces, plan.aggregation_traces)
+        component = component_of(plan, set_index)
         seen = tuple(tuple(traces[j].response_ids) for j in sets[set_index])
     else:
         yield chance, episode_of(plan, sets, traces), shown
@@ -120,8 +131,8 @@ def episode_of(plan, sets, traces):
     """The traces (which later outcomes share) as an episode of copies."""
     own = [trace(t.component, t.index, tuple(t.response_ids), t.set_index) for t in traces]
     n = plan.search_traces
-    starts = range(n, len(own), plan.answers) if plan.answers else ()
-    return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.answers] for i in starts], index=0)
+    starts = range(n, len(own), plan.aggregation_traces) if plan.aggregation_traces else ()
+    return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.aggregation_traces] for i in starts], index=0)
 
 
 def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, frozen=None):
@@ -162,13 +173,13 @@ def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, fro
 
 def sample_episode(plan, theta, rng):
     """One episode by the plan's own draw of sets, and what each trace was shown."""
-    sets = plan.draw_sets(rng)
+    specs = plan.draw_sets(rng)
     traces, shown = [], []
     places = [(SEARCH, i, None) for i in range(plan.search_traces)]
-    places += [(plan.component(l), i, l) for l in range(len(sets)) for i in range(plan.answers)] if plan.answers else []
+    places += [(spec.component, i, l) for l, spec in enumerate(specs) for i in range(plan.aggregation_traces)]
     for component, index, set_index in places:
-        seen = None if set_index is None else tuple(tuple(traces[j].response_ids) for j in sets[set_index])
+        seen = None if set_index is None else tuple(tuple(traces[j].response_ids) for j in specs[set_index].members)
         chances = [probability(y, theta, seen) for y in RESPONSES]
         traces.append(trace(component, index, RESPONSES[rng.choice(len(RESPONSES), p=chances)], set_index))
         shown.append(seen)
-    return episode_of(plan, sets, traces), shown
+    return episode_of(plan, [spec.members for spec in specs], traces), shown

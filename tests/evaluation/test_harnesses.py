@@ -79,13 +79,15 @@ def test_a_pipeline_is_its_stages_and_is_read_at_the_end():
     plan, (found,) = measures(of, graded([1, 1, 1, 1, 0, 0, 0.5]))
     assert plan == SamplingPlan(4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3)
     assert (found.harness, found.values, found.budget) == ("mine", [0.5], 4 * 3 + 2 * 5 + LONGEST)
-    assert [plan.limit(index) for index in (None, 0, 1, 2)] == [3, 5, 5, None]
+    specs = plan.draw_sets(np.random.default_rng(0))
+    assert [plan.max_tokens, *(spec.max_tokens for spec in specs)] == [3, 5, 5, None]
+    assert [(spec.level, spec.component) for spec in specs] == [(0, "aggregation")] * 2 + [(1, "aggregation_2")]
 
 
 def test_each_set_is_drawn_without_replacement_from_the_level_before_and_all_are_equally_likely():
-    plan = SamplingPlan(4, answers=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
+    plan = SamplingPlan(4, aggregation_traces=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
     rng = np.random.default_rng(0)
-    drawn = [plan.draw_sets(rng) for _ in range(3000)]
+    drawn = [[spec.members for spec in plan.draw_sets(rng)] for _ in range(3000)]
     for sets in drawn:
         assert [len(members) for members in sets] == [2, 2, 2, 3, 3]
         assert all(len(set(members)) == len(members) for members in sets)

@@ -34,7 +34,7 @@ class AggregationOnly:
     def gradient_scales(self) -> dict[str, float]:
         """K (N2 - 1)."""
         (level,) = self.plan.levels
-        return {AGGREGATION: float(level.sets * (self.plan.answers - 1))}
+        return {AGGREGATION: float(level.num_sets * (self.plan.aggregation_traces - 1))}
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> AggregationOnly:

@@ -27,7 +27,7 @@ from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.config.section import Section
 from spiral_mega.traces import SEARCH, Episode, aggregation_rewards
 
-DRAWS = 100  # of the sets, by which it is told that some search traces can have credit
+NUM_TRIALS = 100  # draws of the sets in which to look for a search trace that can have credit
 
 
 class Sets(Section):
@@ -60,8 +60,7 @@ class Recursive:
         self.plan = SamplingPlan(config.search_traces, config.aggregation_traces, levels)
         self.components = (SEARCH, *self.plan.components)
         self._target_length, self._every = config.target_length, options.rewarded == "every"
-        rng = np.random.default_rng(0)
-        if not any(self._compared(self.plan.draw_sets(rng)) for _ in range(DRAWS)):
+        if not self._gives_credit_to_search():
             raise ValueError(
                 "algorithm.options.levels: every rewarded set would descend from every search trace, so none could "
                 "have credit: lower set_size, or raise algorithm.search_traces or num_sets"
@@ -70,14 +69,14 @@ class Recursive:
     def assign(self, episode: Episode) -> None:
         """Credit of every level, then the length gate. Raises ValueError for sets or answers of another plan."""
         rewards = np.array(aggregation_rewards(episode))
-        if rewards.shape != (sum(level.sets for level in self.plan.levels), self.plan.answers):
+        if rewards.shape != (sum(level.num_sets for level in self.plan.levels), self.plan.aggregation_traces):
             raise ValueError(f"problem {episode.problem.id} has answers {rewards.shape}: not those of this plan")
         traces = episode.traces()
         assign_gated(traces, self.advantages(episode.sets, rewards), self._target_length)
 
     def advantages(self, sets: list[tuple[int, ...]], rewards: FloatArray) -> FloatArray:
         """Credit of all traces, in the order of `Episode.traces()`, from the rewards [sets, N2] of all levels."""
-        first, answers = self.plan.search_traces, self.plan.answers
+        first, answers = self.plan.search_traces, self.plan.aggregation_traces
         descends = _descent(sets, first, answers)
         scores = rewards.mean(axis=1)
         credit = np.zeros(first + rewards.size)
@@ -95,18 +94,27 @@ class Recursive:
 
     def gradient_scales(self) -> dict[str, float]:
         """1 for search and for all answers but the last level's; K (N2 - 1) for those."""
-        last = self.plan.levels[-1].sets * (self.plan.answers - 1)
+        last = self.plan.levels[-1].num_sets * (self.plan.aggregation_traces - 1)
         return dict.fromkeys(self.components[:-1], 1.0) | {self.components[-1]: float(last)}
 
     def _rewarded(self) -> list[tuple[int, slice]]:
         """Number and sets of each rewarded level."""
-        bounds = np.cumsum([0, *(level.sets for level in self.plan.levels)]).tolist()
+        bounds = np.cumsum([0, *(level.num_sets for level in self.plan.levels)]).tolist()
         every = [(i, slice(bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)]
         return every if self._every else every[-1:]
 
-    def _compared(self, sets: list[tuple[int, ...]]) -> bool:
+    def _gives_credit_to_search(self) -> bool:
+        """Whether, in any of NUM_TRIALS draws of the sets, some search trace can have credit."""
+        rng = np.random.default_rng(0)
+        for _ in range(NUM_TRIALS):
+            sets = [spec.members for spec in self.plan.draw_sets(rng)]
+            if self._compares_search(sets):
+                return True
+        return False
+
+    def _compares_search(self, sets: list[tuple[int, ...]]) -> bool:
         """Whether some search trace has sets that descend from it and sets that do not, in a rewarded level."""
-        of_search = _descent(sets, self.plan.search_traces, self.plan.answers)[:, : self.plan.search_traces]
+        of_search = _descent(sets, self.plan.search_traces, self.plan.aggregation_traces)[:, : self.plan.search_traces]
         shares = [of_search[of_level].mean(axis=0) for _, of_level in self._rewarded()]
         return any(((share > 0) & (share < 1)).any() for share in shares)
 

@@ -37,7 +37,7 @@ class Separate:
         (level,) = self.plan.levels
         return {
             SEARCH: float(self.plan.search_traces - 1),
-            AGGREGATION: float(level.sets * (self.plan.answers - 1)),
+            AGGREGATION: float(level.num_sets * (self.plan.aggregation_traces - 1)),
         }
 
 

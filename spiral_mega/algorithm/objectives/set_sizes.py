@@ -33,19 +33,21 @@ class Options(Section):
 
 @dataclass(frozen=True, slots=True)
 class SizesPlan(SamplingPlan):
-    """`drawn` of the `sizes`, by lot; of each the level's design, over all sizes `levels[0].sets` sets."""
+    """At its one level, the sets of `sizes_per_problem` of the `sizes`, which are drawn with equal chances.
+
+    Each size drawn has as many sets, of the level's design; together they are `levels[0].num_sets`.
+    """
 
     sizes: tuple[int, ...] = ()
-    drawn: int = 1
+    sizes_per_problem: int = 1
 
-    def draw_sets(self, rng: np.random.Generator) -> list[Members]:
-        """K sets of each size drawn, size by size."""
-        (level,) = self.levels
+    def _draw_level(self, level: Level, num_traces: int, rng: np.random.Generator) -> list[Members]:
+        """Draw K sets of each size drawn, size by size."""
         assert level.design != "independent"
+        sets_per_size = level.num_sets // self.sizes_per_problem
         sets: list[Members] = []
-        for i in sorted(rng.choice(len(self.sizes), self.drawn, replace=False)):
-            each = level.sets // self.drawn
-            sets += sample_sets(self.search_traces, self.sizes[i], each, rng=rng, method=level.design)
+        for i in sorted(rng.choice(len(self.sizes), self.sizes_per_problem, replace=False)):
+            sets += sample_sets(num_traces, self.sizes[i], sets_per_size, rng=rng, method=level.design)
         return sets
 
 
@@ -72,7 +74,11 @@ class SetSizes:
             )
         level = Level(drawn * config.num_sets, max(sizes), config.set_design)
         self.plan = SizesPlan(
-            config.search_traces, config.aggregation_traces, (level,), sizes=tuple(sorted(sizes)), drawn=drawn
+            config.search_traces,
+            config.aggregation_traces,
+            (level,),
+            sizes=tuple(sorted(sizes)),
+            sizes_per_problem=drawn,
         )
         self._config = config
 
@@ -93,7 +99,7 @@ class SetSizes:
 
     def gradient_scales(self) -> dict[str, float]:
         """m / S for search, m / S K (N2 - 1) for aggregation."""
-        share = self.plan.drawn / len(self.plan.sizes)
+        share = self.plan.sizes_per_problem / len(self.plan.sizes)
         return {SEARCH: share, AGGREGATION: share * self._config.num_sets * (self._config.aggregation_traces - 1)}
 
 

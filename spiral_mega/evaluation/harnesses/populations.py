@@ -19,7 +19,7 @@ def level_positions(plan: SamplingPlan) -> list[range]:
     positions = [range(plan.search_traces)]
     for level in plan.levels:
         first = positions[-1].stop
-        positions.append(range(first, first + level.sets * plan.answers))
+        positions.append(range(first, first + level.num_sets * plan.aggregation_traces))
     return positions
 
 
