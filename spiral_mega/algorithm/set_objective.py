@@ -30,7 +30,7 @@ class SetObjective:
         self.plan = replace(SamplingPlan.from_algorithm(config), aggregation_traces=0)
         self._config, self._score = config, score
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Equations 8 and 10. Raises ValueError for an episode without sets, and for a score that is not finite."""
         if not episode.sets:
             raise ValueError(f"problem {episode.problem.id} has no sets: {self._config.objective} needs them")

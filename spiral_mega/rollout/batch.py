@@ -94,7 +94,7 @@ class _Draws:
         self.occurrences: Counter[str] = Counter()
 
     def settle(self, episode: Episode) -> bool:
-        self.collector.objective.assign(episode)
+        self.collector.objective.assign_credit(episode)
         return episode.effective()
 
     def next(self, settled: dict[int, bool]) -> list[Task] | None:

@@ -74,7 +74,7 @@ class Replayer:
                     sampled.append(episode_from_row(row, row["prompts"]))
         sampled.sort(key=lambda episode: episode.index)
         for episode in sampled:
-            self.objective.assign(episode)
+            self.objective.assign_credit(episode)
         kept = set(facts["kept_indices"])
         return Batch(
             sampled=sampled,

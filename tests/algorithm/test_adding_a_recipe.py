@@ -28,7 +28,7 @@ class Constant:
     bonus: float
     components = ("search",)
 
-    def assign(self, episode):
+    def assign_credit(self, episode):
         for trace in episode.search:
             trace.advantage = self.bonus
 

@@ -49,9 +49,9 @@ def test_a_frozen_model_gets_no_credit_and_the_other_keeps_its_own(frozen, train
     assert objective.gradient_scales() == {trained: whole.gradient_scales()[trained]}
     alone = 0
     for _, episode, _ in outcomes(config, one_draw):
-        whole.assign(episode)
+        whole.assign_credit(episode)
         before = [(trace.advantage, trace.effective) for trace in episode.traces()]
-        objective.assign(episode)
+        objective.assign_credit(episode)
         for trace, (advantage, _) in zip(episode.traces(), before, strict=True):
             assert trace.advantage == (advantage if trace.component == trained else 0.0)
         alone += any(effective for _, effective in before) and not episode.effective()

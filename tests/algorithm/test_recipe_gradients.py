@@ -152,14 +152,14 @@ def test_a_score_that_fails_is_named_with_its_problem():
     config = algorithm(objective="custom", options={"score": f"{__name__}:fails"})
     _, episode, _ = next(outcomes(config, draws(config)))
     with pytest.raises(ValueError, match=r"fails failed on a set of problem p \(RuntimeError: no score today\)"):
-        make_objective(config).assign(episode)
+        make_objective(config).assign_credit(episode)
 
 
 @pytest.mark.parametrize("objective", ["passk", "separate", "aggregation_only", "spiral"])
 def test_an_episode_without_sets_is_refused(objective):
     _, episode, _ = next(outcomes(algorithm(objective="grpo"), SINGLE))
     with pytest.raises(ValueError, match="problem p has "):
-        make_objective(algorithm(objective=objective)).assign(episode)
+        make_objective(algorithm(objective=objective)).assign_credit(episode)
 
 
 def test_answers_with_as_many_votes_count_alike():
@@ -168,7 +168,7 @@ def test_answers_with_as_many_votes_count_alike():
     _, episode, _ = next(outcomes(config, [(1.0, ((0, 1, 2), (1, 2, 3)))]))
     for trace, answer, reward in zip(episode.search, "1233", [1.0, 0.0, 0.5, 0.5], strict=True):
         trace.text, trace.reward = f"\\boxed{{{answer}}}", reward
-    make_objective(config).assign(episode)  # f = (1 + 0 + 1/2) / 3 and 1/2
+    make_objective(config).assign_credit(episode)  # f = (1 + 0 + 1/2) / 3 and 1/2
     assert [trace.advantage for trace in episode.search] == [0.0, 0.0, 0.0, 0.0]
 
 
@@ -179,5 +179,5 @@ def test_traces_without_an_answer_have_no_vote():
         episode.search, ["<think> endless", "<think> too", "\\boxed{7}"], [1, 1, 0], strict=True
     ):
         trace.text, trace.reward = text, float(reward)
-    make_objective(config).assign(episode)  # sets (0, 1): no vote; (0, 2), (1, 2): the 7, which is wrong
+    make_objective(config).assign_credit(episode)  # sets (0, 1): no vote; (0, 2), (1, 2): the 7, which is wrong
     assert [trace.advantage for trace in episode.search] == [0.0, 0.0, 0.0]

@@ -41,35 +41,35 @@ def algorithm(**changes):
 def test_spiral_credits_search_by_sets_and_aggregation_by_reward_and_gates_each_by_its_length():
     # f = (1, 0.5), baseline 0.75: sets at +0.25 and -0.25; trace 0 is in the first, 1 in both, 2 in the second.
     one = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.5, 0.5], [1.0, 0.0]], lengths=[[9, 9], [4, 9]])
-    make_objective(algorithm()).assign(one)
+    make_objective(algorithm()).assign_credit(one)
     assert [(t.advantage, t.gated) for t in one.search] == [(0.0, True), (0.0, False), (-0.25, False)]
     assert [[(t.advantage, t.gated) for t in group] for group in one.aggregation] == [
         [(0.0, True), (-0.5, False)],
         [(0.5, False), (-0.5, False)],
     ]
     ungated = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]], lengths=[[9, 9], [9, 9]])
-    make_objective(algorithm(target_length=None)).assign(ungated)
+    make_objective(algorithm(target_length=None)).assign_credit(ungated)
     assert [t.advantage for t in ungated.search] == [0.25, 0.0, -0.25]
     assert ungated.aggregation[1][0].advantage == 0.5
 
 
 def test_assigning_again_under_another_gate_replaces_what_was_written():
     one = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]])
-    make_objective(algorithm()).assign(one)
-    make_objective(algorithm(target_length=None)).assign(one)
+    make_objective(algorithm()).assign_credit(one)
+    make_objective(algorithm(target_length=None)).assign_credit(one)
     assert (one.search[0].advantage, one.search[0].gated) == (0.25, False)
 
 
 def test_spiral_without_reward_differences_is_not_effective():
     one = episode([1, 1, 1], [(0, 1), (1, 2)], [[0.1, 0.1], [0.1, 0.1]])
-    make_objective(algorithm()).assign(one)
+    make_objective(algorithm()).assign_credit(one)
     assert not one.effective()
 
 
 def test_spiral_refuses_an_episode_without_its_sets():
     for broken in (episode([1, 1]), episode([1, 1], [(0, 1)], [])):
         with pytest.raises(ValueError, match=r"problem p has \d sets and 0 groups"):
-            make_objective(algorithm()).assign(broken)
+            make_objective(algorithm()).assign_credit(broken)
 
 
 def test_grpo_credits_search_traces_by_their_own_rewards():
@@ -77,9 +77,9 @@ def test_grpo_credits_search_traces_by_their_own_rewards():
     objective = make_objective(algorithm(objective="grpo"))
     for each, reward in zip(one.search, [0.0, 1.0, 0.5], strict=True):
         each.reward = reward
-    objective.assign(one)
+    objective.assign_credit(one)
     assert [(t.advantage, t.gated) for t in one.search] == [(-0.5, False), (0.0, True), (0.0, False)]
-    make_objective(algorithm(objective="grpo", target_length=None, options={"normalize_std": True})).assign(one)
+    make_objective(algorithm(objective="grpo", target_length=None, options={"normalize_std": True})).assign_credit(one)
     assert [t.advantage for t in one.search] == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
     assert (objective.plan.levels, objective.components) == ((), (SEARCH,))
 
@@ -225,5 +225,5 @@ def test_traces_without_credit_count_in_the_totals():
     episodes = batch()
     objective = make_objective(algorithm(target_length=1))
     for one in episodes:
-        objective.assign(one)
+        objective.assign_credit(one)
     assert component_totals(episodes, objective.components)[SEARCH].tokens == 21

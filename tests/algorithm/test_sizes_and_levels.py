@@ -65,7 +65,7 @@ def test_a_size_is_compared_with_its_own_kind():
     for members, group in zip(episode.sets, episode.aggregation, strict=True):
         for trace in group:
             trace.reward = float(len(members))
-    objective.assign(episode)
+    objective.assign_credit(episode)
     assert not episode.effective()
 
 
@@ -131,9 +131,9 @@ def test_one_level_is_spiral_up_to_the_baseline():
     for group in episode.aggregation:
         for trace in group:
             trace.reward = rng.normal()
-    make_objective(config).assign(episode)
+    make_objective(config).assign_credit(episode)
     ours = [trace.advantage for trace in episode.traces()]
-    make_objective(plain).assign(episode)
+    make_objective(plain).assign_credit(episode)
     theirs = [trace.advantage for trace in episode.traces()]
     shares = np.array([2, 3, 2, 1]) / 4
     np.testing.assert_allclose(ours[:4], theirs[:4] * shares / (1 - shares), atol=1e-12)
@@ -209,7 +209,7 @@ def test_every_level_gets_credit(rewarded):
         for group in episode.aggregation:
             for trace in group:
                 trace.reward = float(rng.integers(2))
-        objective.assign(episode)
+        objective.assign_credit(episode)
         credited.update(trace.component for trace in episode.traces() if trace.effective)
     assert all(credited[component] > 20 for component in objective.components)
     assert objective.gradient_scales() == {SEARCH: 1, AGGREGATION: 1, "aggregation_2": 12}
@@ -233,4 +233,4 @@ def test_answers_of_another_plan_are_refused():
     config = levels_config([(2, 2), (1, 2)])
     _, episode, _ = next(outcomes(algorithm(), draws(algorithm())))
     with pytest.raises(ValueError, match="not those of this plan"):
-        make_objective(config).assign(episode)
+        make_objective(config).assign_credit(episode)

@@ -146,7 +146,7 @@ def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, fro
     inputs, targets, advantages, ids, weights = [], [], [], [], []
     next_id = itertools.count()
     for chance, episode, shown in episodes:
-        objective.assign(episode)
+        objective.assign_credit(episode)
         totals = component_totals([episode], objective.components)
         for made, seen in zip(episode.traces(), shown, strict=True):
             if made.component not in totals or model_for(made.component, models) != model:

@@ -211,7 +211,7 @@ def test_empty_traces_pass_through_credit_weights_and_metrics(verifier, reductio
     config, episodes = no_room(verifier, "word_sum", loss_reduction=reduction, target_length=5)
     objective = make_objective(config.algorithm)
     for episode in episodes:
-        objective.assign(episode)
+        objective.assign_credit(episode)
     totals = component_totals(episodes, objective.components)
     weighting = make_weighting(config.algorithm, objective)
     traces = [trace for episode in episodes for trace in episode.traces()]

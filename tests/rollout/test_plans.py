@@ -40,7 +40,7 @@ def test_a_record_of_sets_for_credit_alone_is_replayed(verifier, runtime, tmp_pa
     for episode in episodes:
         for trace in episode.search:
             trace.reward = float(trace.index == 0)
-        objective.assign(episode)
+        objective.assign_credit(episode)
     batch = Batch(episodes, episodes, [0, 1], 2, 2, 0)
 
     class Collected:

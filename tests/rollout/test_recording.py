@@ -40,7 +40,7 @@ def batches(runtime, verifier) -> list[Batch]:
         tasks = [task(problem(f"p{i}", verifier=VERIFIER, answer=f"{i % 3}/3"), step=step) for i in range(6)]
         sampled = pipeline_of(ScriptedEngine(shuffled(step)), verifier, CONFIG).run(tasks, aggregates=True)
         for episode in sampled:
-            objective.assign(episode)
+            objective.assign_credit(episode)
         kept = [each for each in sampled if each.index not in (1, 4)]
         made.append(Batch(sampled, kept, [0, 2, 3, 5], num_prompts=6, num_effective=4, num_cancelled=3))
     return made

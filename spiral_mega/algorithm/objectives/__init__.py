@@ -28,7 +28,7 @@ class Objective(Protocol):
     def plan(self) -> SamplingPlan:
         """What is sampled for a problem."""
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Fill `advantage` (after the length gate) and `gated` of every trace from the traces' rewards."""
 
     def gradient_scales(self) -> dict[str, float]:
@@ -42,7 +42,7 @@ class NoOptions(Section):
     """Of a recipe that has none."""
 
 
-class Held:
+class FreezeComponent:
     """An objective with one of two models held: its traces are sampled, and get no credit (paper, appendix B)."""
 
     def __init__(self, objective: Objective, held: str) -> None:
@@ -50,9 +50,9 @@ class Held:
         self.plan, self._objective = objective.plan, objective
         self.components = tuple(name for name in objective.components if (name == SEARCH) != (held == SEARCH))
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """As the objective does; then nothing is left to those that are held."""
-        self._objective.assign(episode)
+        self._objective.assign_credit(episode)
         for trace in episode.traces():
             if trace.component not in self.components:
                 trace.advantage, trace.gated = 0.0, False
@@ -73,4 +73,4 @@ def make_objective(config: AlgorithmConfig, held: str | None = None) -> Objectiv
     recipe = importlib.import_module(f"{__name__}.{config.objective}")
     options = read_section(getattr(recipe, "Options", NoOptions), config.options, "algorithm.options")
     objective = cast(Objective, recipe.build(config, options))
-    return objective if held is None else Held(objective, held)
+    return objective if held is None else FreezeComponent(objective, held)

@@ -24,7 +24,7 @@ class AggregationOnly:
         self.plan = SamplingPlan.from_algorithm(config)
         self._target_length = config.target_length
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Each aggregation trace against its set, then the length gate. Raises ValueError without sets or answers."""
         advantages = aggregation_advantages(aggregation_rewards(episode))
         assign_gated(episode.search, [0.0] * len(episode.search), None)

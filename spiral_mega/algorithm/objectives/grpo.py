@@ -31,7 +31,7 @@ class Grpo:
         self.plan = SamplingPlan(config.search_traces)
         self._normalize_std, self._target_length = options.normalize_std, config.target_length
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """A_j = r_j - mean(r), then the length gate."""
         advantages = group_advantages([trace.reward for trace in episode.search], self._normalize_std)
         assign_gated(episode.search, advantages, self._target_length)

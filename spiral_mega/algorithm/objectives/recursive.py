@@ -66,7 +66,7 @@ class Recursive:
                 "have credit: lower set_size, or raise algorithm.search_traces or num_sets"
             )
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Credit of every level, then the length gate. Raises ValueError for sets or answers of another plan."""
         rewards = np.array(aggregation_rewards(episode))
         if rewards.shape != (sum(level.num_sets for level in self.plan.levels), self.plan.aggregation_traces):

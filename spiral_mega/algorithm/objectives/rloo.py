@@ -25,7 +25,7 @@ class Rloo:
         self.plan = SamplingPlan(config.search_traces)
         self._target_length = config.target_length
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """A_j = r_j - the mean of the others, then the length gate."""
         advantages = leave_one_out_advantages([trace.reward for trace in episode.search])
         assign_gated(episode.search, advantages, self._target_length)

@@ -25,7 +25,7 @@ class Separate:
         self.plan = SamplingPlan.from_algorithm(config)
         self._target_length = config.target_length
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Each trace against its group, then the length gate. Raises ValueError without sets or answers."""
         advantages = aggregation_advantages(aggregation_rewards(episode))
         assign_gated(episode.search, group_advantages([t.reward for t in episode.search]), self._target_length)

@@ -82,7 +82,7 @@ class SetSizes:
         )
         self._config = config
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Credit by size, then the length gate. Raises ValueError without sets or answers, or for another size."""
         rewards = aggregation_rewards(episode)
         search: FloatArray = np.zeros(len(episode.search))

@@ -25,7 +25,7 @@ class Spiral:
         self.plan = SamplingPlan.from_algorithm(config)
         self._config = config
 
-    def assign(self, episode: Episode) -> None:
+    def assign_credit(self, episode: Episode) -> None:
         """Equations 8, 9 and 10. A search trace's own reward plays no part.
 
         Raises ValueError if the episode lacks sets, or a set its N2 aggregation traces.
