@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.runs import invoke
+
 DEMO = "configs/demo.yaml"
 HARNESSES = (
     "[{kind: pass_at_k, samples: 6}, {kind: majority, samples: 6}, {kind: sequential, samples: 4, budgets: [3, 8]},"
@@ -28,8 +30,13 @@ def start(*arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
     )
 
 
-def evaluate(*arguments: str, ranks: int = 1, status: int = 0) -> str:
-    """Run to the end; what was printed."""
+def evaluate(*arguments: str, ranks: int = 1, status: int = 0, launched: bool = False) -> str:
+    """Run to the end, in this process where one rank is enough; return what was printed.
+
+    `launched`: in a process of its own, as vLLM needs.
+    """
+    if ranks == 1 and not launched:
+        return invoke(["eval", *arguments], status=status).output
     process = start(*arguments, ranks=ranks)
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == status, printed[-6000:]

@@ -116,13 +116,13 @@ def test_vllm_measures_what_the_embedded_engine_does_on_average(whole, tmp_path)
     many = [*SMALL, "eval.harnesses=[{kind: pass_at_k, samples: 64, ks: [1]}]"]
     evaluate(DEMO, *many, "--output", str(tmp_path / "embedded"))
     vllm = [*many, "rollout.engine.name=vllm", "rollout.engine.kv_cache_mb=64"]
-    evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"))
+    evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"), launched=True)
     (ours,), (theirs,) = results(tmp_path / "embedded")["measures"], results(tmp_path / "vllm")["measures"]
     variance = sum(p * (1 - p) / 64 for values in (ours["values"], theirs["values"]) for p in values) / 10**2
     assert abs(ours["mean"] - theirs["mean"]) < 4 * variance**0.5
     first = {path: path.read_bytes() for path in (tmp_path / "vllm" / "records").rglob("*.json")}
     shutil.rmtree(tmp_path / "vllm" / "records")
-    evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"))
+    evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"), launched=True)
     assert {path: path.read_bytes() for path in first} == first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import TrainingRun, assert_same_run, copied
+from tests.e2e.runs import TrainingRun, assert_same_run, copied, train_here
 
 pytestmark = pytest.mark.slow
 
@@ -69,11 +70,11 @@ def test_sigterm_to_torchrun_saves_before_the_ranks_leave(tmp_path: Path) -> Non
 
 def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
     """What a run killed while writing leaves behind is removed, and the one before is used."""
-    run = TrainingRun(tmp_path / "run", "run.steps=2").finish()
+    run = train_here(tmp_path / "run", "run.steps=2")
     folder = run.folder / "checkpoints"
     shutil.copytree(folder / "step_000002", folder / "step_000004.partial")
     (folder / "step_000004.partial" / ".metadata").unlink()
-    again = TrainingRun(tmp_path / "run", "run.steps=3").finish()
+    again = train_here(tmp_path / "run", "run.steps=3")
     assert "removing half-written checkpoint" in again.output()
     assert "resumed from step 2" in again.output()
     assert sorted(path.name for path in folder.iterdir()) == ["step_000002", "step_000003"]
@@ -85,7 +86,7 @@ def test_a_run_goes_on_with_one_rank_and_then_four_where_two_left_off(tmp_path: 
     steps = ("run.steps=6", "checkpoint.keep_last=3")
     two = TrainingRun(tmp_path / "two", *steps, f"rollout.record.write={record}").finish()
     folder = copied(two, tmp_path / "run", checkpoints=[2])
-    one = TrainingRun(folder, "run.steps=4", f"rollout.record.read={record}", ranks=1).finish()
+    one = train_here(folder, "run.steps=4", f"rollout.record.read={record}")
     assert "resuming on 1 ranks a run of 2" in one.output()
     four = TrainingRun(folder, "run.steps=6", f"rollout.record.read={record}", ranks=4).finish()
     assert "resuming on 4 ranks a run of 1" in four.output()
@@ -103,11 +104,11 @@ def test_changed_training_data_is_refused_until_it_is_accepted_by_name(
 ) -> None:
     folder = copied(undisturbed, tmp_path / "run", checkpoints=[5])
     changes = ("run.steps=6", "data.train=[{path: configs/demo/train.jsonl, verifier: arithmetic, limit: 50}]")
-    refused = TrainingRun(folder, *changes).finish(status=1)
+    refused = train_here(folder, *changes, status=2)
     assert "the training problems are not those of the checkpoint" in refused.output()
     [key] = set(re.findall(r"data\.accept_fingerprint=\S+", refused.output()))
-    TrainingRun(folder, *changes, "data.accept_fingerprint=sha256:0123456789abcdef").finish(status=1)
-    accepted = TrainingRun(folder, *changes, key).finish()
+    train_here(folder, *changes, "data.accept_fingerprint=sha256:0123456789abcdef", status=2)
+    accepted = train_here(folder, *changes, key)
     assert accepted.status() == {"state": "finished", "step": 6}
     assert accepted.metrics()[:5] == undisturbed.metrics()
     assert accepted.metrics()[5]["data/epoch"] < 1
@@ -115,24 +116,22 @@ def test_changed_training_data_is_refused_until_it_is_accepted_by_name(
 
 def test_a_resume_refuses_what_the_checkpoint_cannot_take_on(tmp_path: Path) -> None:
     """A learning rate or objective comes back from the checkpoint, so a changed one would be ignored."""
-    TrainingRun(tmp_path / "run", "run.steps=2", ranks=1).finish()
+    train_here(tmp_path / "run", "run.steps=2")
     recorded = (tmp_path / "run" / "config.yaml").read_text()
     changes = ("optimizer.lr=1e-5", "algorithm.objective=grpo", "run.steps=3")
-    again = TrainingRun(tmp_path / "run", *changes, ranks=1).finish(status=1)
+    again = train_here(tmp_path / "run", *changes, status=2)
     assert "optimizer.lr was 0.001 and is 1e-05" in again.output()
     assert "algorithm.objective was 'spiral' and is 'grpo'" in again.output()
     assert (tmp_path / "run" / "config.yaml").read_text() == recorded
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
-    first = TrainingRun(tmp_path / "run", "run.steps=40", "checkpoint.every=1", ranks=1)
-    first.wait_for(lambda: first.reached(1))
-    second = TrainingRun(tmp_path / "run", "run.steps=40", ranks=2).finish(status=1)
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".lock").open("w") as lock:  # as a run holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = train_here(tmp_path / "run", "run.steps=1", status=2)
     assert "is in use by another run" in second.output()
-    assert first.process.poll() is None
-    first.process.send_signal(signal.SIGTERM)
-    first.process.wait(60)
-    assert first.status()["state"] == "stopped"
+    train_here(tmp_path / "run", "run.steps=1")
 
 
 def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
@@ -141,13 +140,13 @@ def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/search_accuracy": 0.99}\n')
     evaluated = "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 2}]"
-    run = TrainingRun(folder, "run.steps=1", evaluated, ranks=1).finish()
+    run = train_here(folder, "run.steps=1", evaluated)
     assert run.metrics()[0]["step"] == 0
     assert run.metrics()[0]["eval/search_accuracy"] != 0.99
     assert "0.99" in (folder / "earlier" / "1" / "metrics.jsonl").read_text()
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    run = TrainingRun(tmp_path / "run", "run.steps=5", "checkpoint.every=1", "checkpoint.keep_last=2", ranks=1).finish()
+    run = train_here(tmp_path / "run", "run.steps=5", "checkpoint.every=1", "checkpoint.keep_last=2")
     names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert names == ["step_000004", "step_000005"]

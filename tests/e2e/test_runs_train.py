@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spiral_mega.telemetry.trace_file import read_traces
 from spiral_mega.validation.load import load_config
-from tests.e2e.runs import TrainingRun
+from tests.e2e.runs import TrainingRun, train_here
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.slow
 def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: Path) -> None:
     """The first step's traces, before any weight has changed, do not depend on who sampled them."""
     texts = []
-    for ranks in (1, 2):
-        run = TrainingRun(tmp_path / str(ranks), "run.steps=1", ranks=ranks).finish()
+    for run in (train_here(tmp_path / "1", "run.steps=1"), TrainingRun(tmp_path / "2", "run.steps=1").finish()):
         rows = [row for path in (run.folder / "traces").glob("step_000001.*") for row in read_traces(path)]
         texts.append({row["problem_id"]: (row["sets"], [t["response_ids"] for t in row["traces"]]) for row in rows})
     assert texts[0] == texts[1]
@@ -32,7 +31,7 @@ def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: 
 def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_an_engine(tmp_path: Path) -> None:
     steps = "run.steps=2"
     recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record.write={tmp_path / 'record'}").finish()
-    replayed = TrainingRun(tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}", ranks=1).finish()
+    replayed = train_here(tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}")
     for ours, theirs in zip(replayed.metrics(), recorded.metrics(), strict=True):
         for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/draws", "reward/aggregation"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
@@ -87,12 +86,12 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
     ]
     data = tmp_path / "impossible.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = TrainingRun(
+    run = train_here(
         tmp_path / "run",
         f"data.train=[{{path: {data}, verifier: arithmetic}}]",
         "run.steps=2",
         "batch.max_resample_rounds=2",
-    ).finish()
+    )
     assert len(run.metrics()) == 2
     for record in run.metrics():
         assert record["effective/share"] == 0
@@ -125,7 +124,7 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
     ids=["grpo", "balanced", "gspo", "cispo", "passk"],
 )
 def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    run = TrainingRun(tmp_path / "run", "run.steps=2", *overrides, ranks=1).finish()
+    run = train_here(tmp_path / "run", "run.steps=2", *overrides)
     last = run.metrics()[-1]
     assert last["optim/updates"] == (2 if "batch.minibatches=2" in overrides else 1)
     assert 0 < last["optim/grad_norm"] < 1e6
@@ -139,12 +138,11 @@ def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str
 
 def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_the_start(tmp_path: Path) -> None:
     """Two updates from a start that is its own reference: no distance yet in the first, some in the second."""
-    run = TrainingRun(
+    run = train_here(
         tmp_path / "run",
         *("run.steps=2", "algorithm.objective=grpo", "batch.dynamic_sampling=false"),
         *("algorithm.kl={coefficient: 0.01, estimator: k3}", "algorithm.entropy_bonus=0.001"),
-        ranks=1,
-    ).finish()
+    )
     first, second = run.metrics()
     for step in (first, second):
         assert step["train/tokens"] == step["rollout/response_tokens"]
@@ -156,17 +154,16 @@ def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": "1 2", "answer": null}\n')
     overrides = (f"data.train=[{{path: {bad}, verifier: arithmetic}}]", "model.path=configs/demo/model")
-    run = TrainingRun(tmp_path / "run", *overrides, ranks=1).finish(status=1)
+    run = train_here(tmp_path / "run", *overrides, status=2)
     assert f"error: {bad}" in run.output()
     assert "Loading weights" not in run.output()
 
 
-def test_overlap_of_training_and_evaluation_is_told(tmp_path: Path) -> None:
+def test_overlap_of_training_and_evaluation_is_reported(tmp_path: Path) -> None:
     same = "{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 6}"
     text = yaml.safe_dump({"include": str(Path("configs/demo.yaml").resolve())})
     config = tmp_path / "same.yaml"
     config.write_text(text)
-    run = TrainingRun(
-        tmp_path / "run", f"data.train=[{same}]", f"data.eval=[{same}]", "run.steps=1", ranks=1, config=str(config)
-    ).finish()
+    overrides = (f"data.train=[{same}]", f"data.eval=[{same}]", "run.steps=1")
+    run = train_here(tmp_path / "run", *overrides, config=str(config))
     assert "6 of 6 evaluation problems are also trained on" in run.output()

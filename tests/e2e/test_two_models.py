@@ -19,7 +19,15 @@ from spiral_mega.telemetry import read_metrics
 from spiral_mega.telemetry.trace_file import episode_from_row, read_traces
 from spiral_mega.validation.load import load_config
 from tests.e2e.evaluations import evaluate
-from tests.e2e.runs import TrainingRun, assert_same_run, copied, final_weights
+from tests.e2e.runs import (
+    FinishedRun,
+    RunFolder,
+    TrainingRun,
+    assert_same_run,
+    copied,
+    final_weights,
+    train_here,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,14 +43,14 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
-    return TrainingRun(tmp_path_factory.mktemp("models") / "run", "run.steps=3", config=MODELS, ranks=1).finish()
+def models(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return train_here(tmp_path_factory.mktemp("models") / "run", "run.steps=3", config=MODELS)
 
 
 @pytest.mark.parametrize("name", ["adapters", "models"])
 def test_each_trace_is_learnt_from_by_the_model_that_wrote_it(name: str, request: pytest.FixtureRequest) -> None:
     """Each model's log-probs are those that its traces were sampled with, in every step of models that part."""
-    run: TrainingRun = request.getfixturevalue(name)
+    run: RunFolder = request.getfixturevalue(name)
     for record in run.metrics():
         for model in ("search", "aggregation"):
             assert record[f"sampler/log_ratio_abs_max/{model}"] < 1e-4
@@ -61,13 +69,13 @@ def test_a_killed_run_of_two_adapters_resumes_bit_for_bit(adapters: TrainingRun,
     again = TrainingRun(tmp_path / "run", config=ADAPTERS).finish()
     assert "resumed from step" in again.output()
     assert_same_run(adapters, again)
-    refused = TrainingRun(tmp_path / "run", "two_models.frozen=search", "run.steps=6", config=ADAPTERS).finish(status=1)
+    refused = train_here(tmp_path / "run", "two_models.frozen=search", "run.steps=6", config=ADAPTERS, status=2)
     assert "two_models.frozen was None and is 'search'" in refused.output()
 
 
-def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: TrainingRun, tmp_path: Path) -> None:
+def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: FinishedRun, tmp_path: Path) -> None:
     folder = copied(models, tmp_path / "run", checkpoints=[2])
-    again = TrainingRun(folder, "run.steps=3", config=MODELS, ranks=1).finish()
+    again = train_here(folder, "run.steps=3", config=MODELS)
     assert "resumed from step 2" in again.output()
     assert again.metrics() == models.metrics()
     ours, theirs = final_weights(again), final_weights(models)
@@ -77,7 +85,7 @@ def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: TrainingRun, tmp
 
 def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path: Path) -> None:
     changes = ("run.steps=2", "two_models.frozen=aggregation", "two_models.aggregation_optimizer=null")
-    run = TrainingRun(tmp_path / "run", *changes, config=MODELS, ranks=1).finish()
+    run = train_here(tmp_path / "run", *changes, config=MODELS)
     search, aggregation = (
         load_file(run.folder / "model" / model / "model.safetensors") for model in ("search", "aggregation")
     )
@@ -92,7 +100,7 @@ def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path:
         assert record["sampler/canary_gap/aggregation"] < 1e-4
 
 
-def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: TrainingRun, tmp_path: Path) -> None:
+def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: FinishedRun, tmp_path: Path) -> None:
     """Every trace of it, at every level, has the log-probs that transformers gives with that model's export."""
     evaluate("--model", str(models.folder), PROBLEMS, HARNESSES, "rewards.workers=1", "--output", str(tmp_path))
     config = load_config(models.folder / "config.yaml")
@@ -128,6 +136,6 @@ def logprobs(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor
 
 def test_two_adapters_move_their_own_goal_up(tmp_path: Path) -> None:
     changes = ("run.steps=18", "batch.problems=24", "checkpoint.every=100")
-    run = TrainingRun(tmp_path / "run", *changes, config=ADAPTERS, ranks=1).finish(timeout=500)
+    run = train_here(tmp_path / "run", *changes, config=ADAPTERS)
     rewards = [record["reward/aggregation"] for record in read_metrics(run.folder)]
     assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.02
