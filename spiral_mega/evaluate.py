@@ -149,6 +149,7 @@ def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequ
 def _identity(config: Config, source: ModelSource, problems: Sequence[Problem]) -> dict[str, Any]:
     """Return everything that decides the traces: an evaluation resumes only where all of it is the same."""
     settings = config.model_dump(mode="json")
+    engine = {key: settings["rollout"]["engine"][key] for key in SAMPLING_ENGINE_KEYS}
     identity = {}
     if config.two_models is not None:
         aggregation = model_configs(config)[AGGREGATION]
@@ -157,8 +158,7 @@ def _identity(config: Config, source: ModelSource, problems: Sequence[Problem]) 
         "model": source.identity(),
         "data": fingerprint(problems),
         "prompts": settings["prompts"],
-        "engine": {key: settings["rollout"]["engine"][key] for key in SAMPLING_ENGINE_KEYS},
-        "sampling": settings["rollout"]["sampling"],
+        "rollout": {"engine": engine, "sampling": settings["rollout"]["sampling"]},
         "set_order": config.algorithm.set_order,
         "param_dtype": config.policy.param_dtype,
         "seed": config.run.seed,

@@ -207,6 +207,7 @@ def test_peft_and_transformers_give_the_trained_adapters_logits(trained: Trained
     assert AutoTokenizer.from_pretrained(tmp_path / "adapter").chat_template
 
 
+@pytest.mark.vllm
 def test_vllm_gives_the_trained_log_probs_from_the_merged_model_and_from_the_adapter(
     trained: Trained, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from spiral_mega.errors import UserError
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.megatron
+
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 LORA = {"rank": 4, "alpha": 6}
 MODELS: dict[str, tuple[Any, bool]] = {

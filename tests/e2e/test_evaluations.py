@@ -111,6 +111,7 @@ def test_a_run_its_checkpoint_and_its_exported_model_are_one_model(tmp_path):
     assert measured(tmp_path / "start") != expected
 
 
+@pytest.mark.vllm
 def test_vllm_measures_what_the_embedded_engine_does_on_average(whole, tmp_path):
     """Other random numbers, the same model: pass@1 of 10 problems by 64 samples each, within 4 standard errors."""
     many = [*SMALL, "eval.harnesses=[{kind: pass_at_k, samples: 64, ks: [1]}]"]

@@ -105,6 +105,7 @@ def test_a_signal_in_the_middle_of_a_checkpoint(tmp_path: Path, number: signal.S
         assert "resumed from" not in again.output()  # there was none before it
 
 
+@pytest.mark.root
 def test_a_full_disk_ends_the_run_and_spares_the_older_checkpoint(tmp_path: Path) -> None:
     with small_disk(tmp_path / "run", "24k") as disk:
         run = TrainingRun(disk, ranks=1).finish(status=1)

@@ -20,20 +20,10 @@ pytestmark = pytest.mark.slow
 LORA = ("model.lora.rank=4", "optimizer.lr=1e-2")
 
 
-@pytest.fixture(scope="module", params=["full", "lora"])
-def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
-    """A run that nothing disturbed; `overrides` tells how it was trained."""
-    if request.param == "lora":
-        run = TrainingRun(tmp_path_factory.mktemp("lora") / "whole", *LORA).finish()
-    else:
-        run = request.getfixturevalue("undisturbed")
-    run.overrides = LORA if request.param == "lora" else ()  # type: ignore[attr-defined]
-    return run
-
-
-def test_a_stopped_run_resumes_bit_for_bit(uninterrupted: TrainingRun, tmp_path: Path) -> None:
+def test_a_stopped_run_of_adapters_resumes_bit_for_bit(tmp_path: Path) -> None:
     """SIGUSR1 to one rank alone stops all of them, with a checkpoint of the last whole step."""
-    run = TrainingRun(tmp_path / "run", *uninterrupted.overrides)  # type: ignore[attr-defined]
+    uninterrupted = TrainingRun(tmp_path / "whole", *LORA).finish()
+    run = TrainingRun(tmp_path / "run", *LORA)
     run.wait_for(lambda: run.reached(3))
     os.kill(run.rank_pids()[-1], signal.SIGUSR1)
     run.finish()
@@ -42,20 +32,20 @@ def test_a_stopped_run_resumes_bit_for_bit(uninterrupted: TrainingRun, tmp_path:
     assert 3 <= stopped_at < 5
     assert (run.folder / "checkpoints" / f"step_{stopped_at:06d}").is_dir()
     assert not (run.folder / "model").exists()
-    again = TrainingRun(tmp_path / "run", *uninterrupted.overrides).finish()  # type: ignore[attr-defined]
+    again = TrainingRun(tmp_path / "run", *LORA).finish()
     assert again.status() == {"state": "finished", "step": 5}
     assert_same_run(uninterrupted, again)
 
 
-def test_a_killed_run_resumes_bit_for_bit(uninterrupted: TrainingRun, tmp_path: Path) -> None:
-    """kill -9 of a rank loses at most the steps since the last checkpoint; they are done again alike."""
-    run = TrainingRun(tmp_path / "run", *uninterrupted.overrides)  # type: ignore[attr-defined]
+def test_a_killed_run_resumes_bit_for_bit(undisturbed: TrainingRun, tmp_path: Path) -> None:
+    """kill -9 of a rank loses at most the steps since the last checkpoint; the resumed run repeats them alike."""
+    run = TrainingRun(tmp_path / "run")
     run.wait_for(lambda: run.reached(3) and (run.folder / "checkpoints" / "step_000002").is_dir())
     os.kill(run.rank_pids()[0], signal.SIGKILL)
     run.finish(status=1)
-    again = TrainingRun(tmp_path / "run", *uninterrupted.overrides).finish()  # type: ignore[attr-defined]
+    again = TrainingRun(tmp_path / "run").finish()
     assert "resumed from step" in again.output()
-    assert_same_run(uninterrupted, again)
+    assert_same_run(undisturbed, again)
 
 
 def test_sigterm_to_torchrun_saves_before_the_ranks_leave(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.e2e.runs import TrainingRun
 from tests.launch.cluster import NODES, ROOT, Cluster, kill, pids_on
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 # While FAULT_SWITCH exists the verifier sleeps, so that a step takes seconds and no processor.
 DATA = "data.train.0.verifier=tests.e2e.verifiers:slow"

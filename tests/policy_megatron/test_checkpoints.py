@@ -6,6 +6,8 @@ import torch
 from tests.policy_megatron.cases import LORA_RESUMES, OTHERS, RESUMES, Lab
 from tests.policy_megatron.test_gradients import largest_difference
 
+pytestmark = pytest.mark.megatron
+
 
 @pytest.mark.parametrize("name", RESUMES | LORA_RESUMES)
 def test_a_resumed_run_goes_on_bit_for_bit(lab: Lab, name: str) -> None:

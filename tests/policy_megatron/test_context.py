@@ -12,6 +12,8 @@ from spiral_mega.packing.tree_batch import pack
 from spiral_mega.policy.megatron.context_parallel import deal, keys_of_a_head
 from tests.support.tiny_models import tiny_model
 
+pytestmark = pytest.mark.megatron
+
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 5))
 def test_every_row_has_one_rank_and_every_rank_as_many(costs: list[float], ranks: int) -> None:

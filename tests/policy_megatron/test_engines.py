@@ -8,6 +8,8 @@ import pytest
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = [pytest.mark.megatron, pytest.mark.vllm]
+
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 # model, tied, policy.megatron, rollout, model.lora
 CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any], Any]] = {

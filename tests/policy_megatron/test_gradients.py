@@ -11,6 +11,8 @@ from tests.policy.reference import Tensors, gradients_of, load_model, token_logp
 from tests.policy_megatron.cases import BF16, GRADIENTS, SPLITS, Lab
 from tests.policy_megatron.expected import by_checkpoint_name
 
+pytestmark = pytest.mark.megatron
+
 WHOLE = (*SPLITS, "without trees")
 
 

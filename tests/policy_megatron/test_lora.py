@@ -13,6 +13,8 @@ from tests.policy.reference import Tensors, gradients_of, load_model, token_logp
 from tests.policy_megatron.cases import BF16, LORA, LORA_UPDATES, SPLITS, Lab
 from tests.policy_megatron.test_gradients import largest_difference
 
+pytestmark = pytest.mark.megatron
+
 
 def by_file_name(tensors: Tensors) -> Tensors:
     return {name.replace(".default.weight", ".weight"): tensor for name, tensor in tensors.items()}

@@ -9,6 +9,8 @@ from tests.policy_megatron.expected import by_checkpoint_name
 from tests.policy_megatron.test_gradients import largest_difference
 from tests.policy_megatron.test_lora import by_file_name
 
+pytestmark = pytest.mark.megatron
+
 
 @pytest.mark.parametrize("name", KL)
 def test_the_gradient_with_a_kl_penalty_is_that_of_plain_models(lab: Lab, name: str) -> None:

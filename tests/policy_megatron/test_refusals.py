@@ -14,6 +14,8 @@ from spiral_mega.validation.contradictions import find_contradictions
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.megatron
+
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 BOTH = {"tensor_parallel": 2, "expert_parallel": 2}
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}

@@ -1,5 +1,6 @@
 """Shards are cut and put together without a process group: the arithmetic of layouts, against its definition."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
 from spiral_mega.policy.megatron.checkpoint_state import cut_by_blocks, rectangles
 from spiral_mega.policy.megatron.families import Block, Entry, blocks_of, fuse, local_name, part_of, unfuse
+
+pytestmark = pytest.mark.megatron
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))

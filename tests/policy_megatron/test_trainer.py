@@ -13,7 +13,7 @@ from tests.e2e.runs import TrainingRun
 CONFIG, MODULE = "configs/demo_megatron.yaml", "tests.support.megatron_on_cpu"
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 
 @pytest.fixture(scope="module")

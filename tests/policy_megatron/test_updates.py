@@ -11,6 +11,8 @@ from tests.policy_megatron.cases import UPDATES, Lab
 from tests.policy_megatron.expected import by_checkpoint_name
 from tests.policy_megatron.test_gradients import largest_difference
 
+pytestmark = pytest.mark.megatron
+
 WITH_FSDP = [name for name, (_, model, _) in UPDATES.items() if model == "qwen3 tied"]
 
 

@@ -12,6 +12,8 @@ from spiral_mega.errors import UserError
 from spiral_mega.report.write_page import write_report
 from tests.report.runs_by_hand import HOSTILE, SETS, write_large_run, write_metrics, write_results, write_small_run
 
+pytestmark = pytest.mark.browser
+
 FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
 FLAGS += "--disable-component-update --disable-sync"
 
@@ -19,8 +21,6 @@ FLAGS += "--disable-component-update --disable-sync"
 @pytest.fixture(scope="module")
 def chromium():
     path = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-    if path is None:
-        pytest.fail("there is no Chromium: run tools/install_browser.sh, or set CHROMIUM")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS.split())
         yield browser

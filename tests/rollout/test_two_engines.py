@@ -8,6 +8,8 @@ from tests.rollout.two_engines_jobs import ASKED, UPDATES
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.vllm
+
 LORA = {"rank": 4}
 ONE_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16, "sync.lora": "adapter", "engine.sleep": True}
 TWO_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16}

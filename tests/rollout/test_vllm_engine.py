@@ -10,6 +10,8 @@ from tests.rollout.vllm_jobs import STOPS, UPDATES
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.vllm
+
 LORA = {"rank": 4}
 CASES: dict[str, tuple[int, bool, Any, dict[str, Any]]] = {
     # ranks, tied head, LoRA, keys of rollout; a bucket of 0.001 MiB is smaller than most tensors
