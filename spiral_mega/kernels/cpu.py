@@ -1,127 +1,146 @@
-"""Tiles by torch's own matrix products, small enough that what is done to each logit finds it in the cache."""
+"""Tiles of logits on CPU: torch's matrix products, on tiles small enough to stay in the cache for what follows."""
 
 from __future__ import annotations
 
 import torch
 
 from spiral_mega.kernels.gradients import Gradients, Tiling, accumulate
-from spiral_mega.kernels.logits import Logits, Statistics, Upstream, accumulator
+from spiral_mega.kernels.logits import LogitGradient, Logits, Statistics, accumulator_dtype
 
 TILE_ELEMENTS = 2**21  # 8 MiB in float32: two fit in a last-level cache, and products of this size run at full speed
 TILE_ROWS = 4096
-KEPT_ELEMENTS = 2**24  # of logits: up to here, 64 MiB, they are kept for the backward pass and not multiplied again
-LOG_OF_ZERO = -1000.0  # exp of it is 0 in any type; unlike -inf, 0 times it is 0
+MAX_SAVED_LOGITS = 2**24  # up to so many, 64 MiB, are saved for the backward pass and not computed again
+LOG_OF_ZERO = -1000.0  # its exp is 0 in any dtype, and unlike with -inf, 0 times it is 0
 
 
-def tiling(rows: int) -> Tiling:
-    """Few rows leave room for more of the vocabulary."""
+def make_tiling(rows: int) -> Tiling:
+    """Choose the tiles: few rows leave room for more of the vocabulary."""
     return Tiling(TILE_ROWS, max(1, TILE_ELEMENTS // max(1, min(rows, TILE_ROWS))))
 
 
 def operand_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which products are taken: half precision only where the processor has instructions for it."""
+    """Return the dtype in which products are taken: half precision only if the processor has instructions for it."""
     native = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype if native or dtype == torch.float64 else torch.float32
 
 
 class _Scratch:
-    """Memory for one tile's logits, used again for every tile: fresh pages would cost as much as the arithmetic."""
+    """Memory for one tile's logits, reused for every tile: fresh pages would cost as much as the arithmetic."""
 
     def __init__(self, logits: Logits, tiling: Tiling) -> None:
         rows, columns = logits.shape
         size = min(rows, tiling.rows) * min(columns, tiling.columns)
         input = logits.terms[0].input
-        wide = accumulator(input.dtype)
+        wide = accumulator_dtype(input.dtype)
         self._wide = [input.new_empty(size, dtype=wide) for _ in range(2)]
         self._narrow = input.new_empty(size) if input.dtype != wide else None
 
-    def computed(self, tile: Logits) -> torch.Tensor:
-        """The tile's logits [t, v], in the memory that keeps them if there is some."""
+    def compute(self, tile: Logits) -> torch.Tensor:
+        """Compute the tile's logits [t, v], in the memory where they are saved if there is any."""
         rows, columns = tile.shape
-        values = self.buffers(tile)[0] if tile.kept is None else tile.kept
-        (x, w), *others = tile.terms
+        logits_tv = self.buffers(tile)[0] if tile.saved is None else tile.saved
+        (input_tK, weight_vK), *others = tile.terms
         if self._narrow is None:
-            torch.mm(x, w.T, out=values)
+            torch.mm(input_tK, weight_vK.T, out=logits_tv)
         else:
-            values.copy_(torch.mm(x, w.T, out=self._narrow[: rows * columns].view(rows, columns)))
-        for x, w in others:
-            values += x @ w.T
+            narrow_tv = self._narrow[: rows * columns].view(rows, columns)
+            logits_tv.copy_(torch.mm(input_tK, weight_vK.T, out=narrow_tv))
+        for input_tK, weight_vK in others:
+            logits_tv += input_tK @ weight_vK.T
         if tile.bias is not None:
-            values += tile.bias
+            logits_tv += tile.bias
         if tile.softcap is not None:
-            values.div_(tile.softcap).tanh_().mul_(tile.softcap)
+            logits_tv.div_(tile.softcap).tanh_().mul_(tile.softcap)
         if tile.temperature != 1.0:
-            values.div_(tile.temperature)
-        return values
+            logits_tv.div_(tile.temperature)
+        return logits_tv
 
     def buffers(self, tile: Logits) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two of the tile's form. Logits that nothing keeps are in the first."""
+        """Return two buffers [t, v]. Logits that are not saved are in the first."""
         rows, columns = tile.shape
         first, second = (buffer[: rows * columns].view(rows, columns) for buffer in self._wide)
         return first, second
 
-    def narrowed(self, values: torch.Tensor) -> torch.Tensor:
-        return values if self._narrow is None else self._narrow[: values.numel()].view(values.shape).copy_(values)
+    def narrow(self, values_tv: torch.Tensor) -> torch.Tensor:
+        """Cast to the dtype of the inputs."""
+        if self._narrow is None:
+            return values_tv
+        return self._narrow[: values_tv.numel()].view(values_tv.shape).copy_(values_tv)
 
 
 def statistics(logits: Logits, targets: torch.Tensor, with_dot: bool) -> Statistics:
-    """One pass over the logits, with a running maximum."""
-    (num_rows, num_columns), input = logits.shape, logits.terms[0].input
-    tiles = tiling(num_rows)
-    scratch = _Scratch(logits, tiles)
-    wide = accumulator(input.dtype)
-    result = Statistics(
-        input.new_full((num_rows,), torch.finfo(wide).min, dtype=wide),
-        input.new_zeros(num_rows, dtype=wide),
-        input.new_zeros(num_rows, dtype=wide),
-        input.new_full((num_rows,), -torch.inf, dtype=wide),
-    )
-    for columns in tiles.over_columns(num_columns):
+    """Compute the statistics of each row in one pass over the logits, with a running maximum."""
+    num_rows, num_columns = logits.shape
+    tiling = make_tiling(num_rows)
+    scratch = _Scratch(logits, tiling)
+    result = _initial_statistics(logits)
+    for columns in tiling.over_columns(num_columns):
         strip = logits.columns(columns)
-        for rows in tiles.over_rows(num_rows):
-            tile = strip.rows(rows)
-            values, (shifted, exponentials) = scratch.computed(tile), scratch.buffers(tile)
-            so_far = Statistics(*(each[rows] for each in result))
-            held, index = _held(targets[rows] - columns.start, values)
-            so_far.target[held] = values[held, index]
-            maximum = torch.maximum(so_far.max, values.amax(1))
-            _, total, dot, _ = so_far.relative_to(maximum)
-            torch.sub(values, maximum[:, None], out=shifted)
-            torch.exp(shifted, out=exponentials)
-            so_far.sum.copy_(total + exponentials.sum(1))
-            if with_dot:
-                # A token of probability 0 adds nothing; as 0 * -inf it would add NaN, which the sum leaves out.
-                so_far.dot.copy_(dot + exponentials.mul_(shifted).nansum(1))
-            so_far.max.copy_(maximum)
+        for rows in tiling.over_rows(num_rows):
+            running = Statistics(*(each[rows] for each in result))
+            _update(running, scratch, strip.rows(rows), targets[rows] - columns.start, with_dot)
     return result
 
 
-def add_gradients(gradients: Gradients, logits: Logits, upstream: Upstream) -> None:
-    tiles = tiling(logits.shape[0])
-    scratch = _Scratch(logits, tiles)
-
-    def tile_gradient(tile: Logits, upstream: Upstream) -> torch.Tensor:
-        values, (shifted, other) = tile.kept, scratch.buffers(tile)
-        if values is None:
-            values = scratch.computed(tile)
-        slope = None if tile.softcap is None else 1 - (values * (tile.temperature / tile.softcap)).square_()
-        torch.sub(values, upstream.logsumexp[:, None], out=shifted)
-        if upstream.of_entropy is None:
-            gradient = shifted.exp_().mul_(upstream.of_softmax[:, None])
-        else:
-            torch.exp(shifted, out=other)
-            shifted.clamp_(min=LOG_OF_ZERO).mul_(-upstream.of_entropy[:, None])
-            gradient = shifted.add_(upstream.of_softmax[:, None]).mul_(other)
-        held, index = _held(upstream.targets, gradient)
-        gradient[held, index] += upstream.of_target[held]
-        if slope is not None:
-            gradient.mul_(slope)
-        return scratch.narrowed(gradient)
-
-    accumulate(gradients, logits, upstream, tiles, tile_gradient)
+def _initial_statistics(logits: Logits) -> Statistics:
+    input = logits.terms[0].input
+    num_rows, wide = len(input), accumulator_dtype(input.dtype)
+    return Statistics(
+        max=input.new_full((num_rows,), torch.finfo(wide).min, dtype=wide),
+        sum=input.new_zeros(num_rows, dtype=wide),
+        dot=input.new_zeros(num_rows, dtype=wide),
+        target=input.new_full((num_rows,), -torch.inf, dtype=wide),
+    )
 
 
-def _held(targets: torch.Tensor, tile: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows whose target is in the tile, and its column there."""
-    (held,) = ((targets >= 0) & (targets < tile.shape[1])).nonzero(as_tuple=True)
-    return held, targets[held]
+def _update(running: Statistics, scratch: _Scratch, tile: Logits, targets: torch.Tensor, with_dot: bool) -> None:
+    """Update the `running` statistics of a tile's rows in place; `targets` count from the tile's first column."""
+    logits_tv, (shifted_tv, exponentials_tv) = scratch.compute(tile), scratch.buffers(tile)
+    rows, columns = _targets_in_tile(targets, logits_tv)
+    running.target[rows] = logits_tv[rows, columns]
+    maximum = torch.maximum(running.max, logits_tv.amax(1))
+    _, total, dot, _ = running.relative_to(maximum)
+    torch.sub(logits_tv, maximum[:, None], out=shifted_tv)
+    torch.exp(shifted_tv, out=exponentials_tv)
+    running.sum.copy_(total + exponentials_tv.sum(1))
+    if with_dot:
+        # A token of probability 0 adds nothing; as 0 * -inf it would add NaN, which the sum leaves out.
+        running.dot.copy_(dot + exponentials_tv.mul_(shifted_tv).nansum(1))
+    running.max.copy_(maximum)
+
+
+def add_gradients(gradients: Gradients, logits: Logits, logit_gradient: LogitGradient) -> None:
+    tiling = make_tiling(logits.shape[0])
+    scratch = _Scratch(logits, tiling)
+
+    def tile_gradient(tile: Logits, gradient: LogitGradient) -> torch.Tensor:
+        logits_tv = scratch.compute(tile) if tile.saved is None else tile.saved
+        slope_tv = None
+        if tile.softcap is not None:
+            slope_tv = 1 - (logits_tv * (tile.temperature / tile.softcap)).square_()
+        gradient_tv = _softmax_gradient(logits_tv, *scratch.buffers(tile), gradient)
+        rows, columns = _targets_in_tile(gradient.targets, gradient_tv)
+        gradient_tv[rows, columns] += gradient.onehot_coef[rows]
+        if slope_tv is not None:
+            gradient_tv.mul_(slope_tv)
+        return scratch.narrow(gradient_tv)
+
+    accumulate(gradients, logits, logit_gradient, tiling, tile_gradient)
+
+
+def _softmax_gradient(
+    logits_tv: torch.Tensor, out_tv: torch.Tensor, other_tv: torch.Tensor, gradient: LogitGradient
+) -> torch.Tensor:
+    """Compute p * (softmax_coef - entropy_coef * log p) in `out_tv`, which may be the memory of the logits."""
+    logprobs_tv = torch.sub(logits_tv, gradient.logsumexp[:, None], out=out_tv)
+    if gradient.entropy_coef is None:
+        return logprobs_tv.exp_().mul_(gradient.softmax_coef[:, None])
+    torch.exp(logprobs_tv, out=other_tv)
+    logprobs_tv.clamp_(min=LOG_OF_ZERO).mul_(-gradient.entropy_coef[:, None])
+    return logprobs_tv.add_(gradient.softmax_coef[:, None]).mul_(other_tv)
+
+
+def _targets_in_tile(targets: torch.Tensor, tile_tv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows whose target is in the tile, and its column there."""
+    (rows,) = ((targets >= 0) & (targets < tile_tv.shape[1])).nonzero(as_tuple=True)
+    return rows, targets[rows]

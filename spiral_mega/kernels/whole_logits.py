@@ -1,25 +1,27 @@
-"""The plain way: all logits at once, gradients by autograd. The truth for tests, and fastest for little work."""
+"""Log-probs from whole logits, with gradients by autograd: the truth for tests, and fastest for small inputs."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
 
-from spiral_mega.kernels.logits import LinearLogprob, Logits, accumulator
+from spiral_mega.kernels.logits import LinearLogprob, Logits, accumulator_dtype
 
 
 def linear_logprob(logits: Logits, targets: torch.Tensor, with_entropy: bool) -> LinearLogprob:
-    dtype = accumulator(logits.terms[0].input.dtype)
-    values = torch.stack([x.to(dtype) @ w.to(dtype).T for x, w in logits.terms]).sum(0)
+    """Compute log-prob, log-sum-exp and entropy [T] of all logits at once, in the accumulators' dtype."""
+    wide = accumulator_dtype(logits.terms[0].input.dtype)
+    logits_TV = torch.stack([input_TK.to(wide) @ weight_VK.to(wide).T for input_TK, weight_VK in logits.terms]).sum(0)
     if logits.bias is not None:
-        values = values + logits.bias.to(dtype)
+        logits_TV = logits_TV + logits.bias.to(wide)
     if logits.softcap is not None:
-        values = logits.softcap * torch.tanh(values / logits.softcap)
-    values = values / logits.temperature
-    logprobs = values.log_softmax(-1)
+        logits_TV = logits.softcap * torch.tanh(logits_TV / logits.softcap)
+    logits_TV = logits_TV / logits.temperature
+    logprobs_TV = logits_TV.log_softmax(-1)
     entropy = None
     if with_entropy:
         # A token of probability 0 adds nothing; as 0 * -inf it would add NaN.
-        entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)
-    of_targets = -functional.nll_loss(logprobs, targets.long(), reduction="none")  # no view, which FSDP would warn of
-    return LinearLogprob(of_targets, values.logsumexp(-1), entropy)
+        entropy = -(logprobs_TV.exp() * logprobs_TV.masked_fill(logprobs_TV == -torch.inf, 0)).sum(-1)
+    # nll_loss and not gather: its result is no view, about which FSDP would warn.
+    logprob = -functional.nll_loss(logprobs_TV, targets.long(), reduction="none")
+    return LinearLogprob(logprob, logits_TV.logsumexp(-1), entropy)

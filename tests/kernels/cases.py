@@ -1,4 +1,4 @@
-"""Inputs of a language model's head, and the truth about it: whole float64 logits, torch's softmax and autograd."""
+"""Inputs of a language model's head, and the truth: whole float64 logits, torch's softmax and autograd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Case:
     banned: int = 0  # entries with a bias of -inf
 
     def tensors(self) -> Tensors:
-        """hidden, weight, targets, bias or adapter where there is one, and upstream gradients of the outputs [3, T]."""
+        """Return hidden, weight, targets, bias and adapter if any, and upstream gradients of the outputs [3, T]."""
         generator = torch.Generator().manual_seed(self.T * 7919 + self.V)
 
         def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -62,7 +62,7 @@ def options(case: Case) -> dict[str, Any]:
 
 
 def arguments(tensors: Tensors) -> dict[str, Any]:
-    """As linear_logprob takes them."""
+    """Return the arguments of linear_logprob."""
     adapter = (tensors["adapter_input"], tensors["adapter_weight"]) if "adapter_input" in tensors else None
     kept = {name: tensors[name] for name in ("hidden", "weight", "targets", "bias") if name in tensors}
     return kept | {"adapter": adapter}
@@ -73,7 +73,7 @@ def leaves(tensors: Tensors) -> Tensors:
 
 
 def computed(tensors: Tensors, case: Case, **more: Any) -> Tensors:
-    """Outputs by name and gradients by the input's, from linear_logprob."""
+    """Return linear_logprob's outputs and its gradients, by the output's and the input's name."""
     tensors = leaves(tensors)
     outputs = linear_logprob(**arguments(tensors), **options(case), **more)
     return _together(list(outputs), tensors, case)
@@ -91,7 +91,7 @@ def plain_logits(tensors: Tensors, case: Case) -> torch.Tensor:
 
 
 def truth(tensors: Tensors, case: Case, dtype: torch.dtype | None = torch.float64) -> Tensors:
-    """The same by whole logits in `dtype`; None: as a model gives them, and float32 from there."""
+    """Return the same from whole logits in `dtype`; None: logits as a model computes them, then float32."""
     tensors = leaves({n: t.to(dtype) if n in INPUTS and dtype else t for n, t in tensors.items()})
     logits = plain_logits(tensors, case)
     logits = logits if dtype else logits.float()
@@ -113,14 +113,14 @@ def _together(outputs: list[torch.Tensor], tensors: Tensors, case: Case) -> Tens
     return found | {name: tensors[name].grad for name in INPUTS if name in tensors}  # type: ignore[dict-item]
 
 
-def within_bars(found: Tensors, expected: Tensors) -> None:
-    """float32: 2e-6 of the largest log-prob, 1e-5 of the largest gradient and of the entropy, a sum of V numbers."""
+def assert_accurate(found: Tensors, expected: Tensors) -> None:
+    """Assert float32 errors: 2e-6 of the largest log-prob, 1e-5 of the largest gradient and entropy (a sum over V)."""
     errors = relative_errors(found, expected)
     assert all(error <= (2e-6 if key in OUTPUTS[:2] else 1e-5) for key, error in errors.items()), errors
 
 
 def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
-    """Largest error of each tensor over its largest value (at least 1 for outputs, which may all be near 0)."""
+    """Return each tensor's largest error over its largest value (at least 1 for outputs, which may all be near 0)."""
     errors = {}
     for name, right in expected.items():
         assert found[name].shape == right.shape, name

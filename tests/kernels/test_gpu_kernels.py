@@ -1,4 +1,4 @@
-"""The Triton kernels on the GPU at hand: against float64 logits made whole, and beside the matrix products alone."""
+"""The Triton kernels on a GPU: against whole logits in float64, and compared with the matrix products alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import torch
 
 from benchmarks.linear_logprob import measure
 from spiral_mega.kernels import linear_logprob
-from tests.kernels.cases import EXTREME, HALF, OUTPUTS, RAGGED, Case, Tensors, arguments, computed, rms_errors, truth
-from tests.kernels.cases import within_bars as assert_within_bars
+from tests.kernels.cases import (
+    EXTREME,
+    HALF,
+    OUTPUTS,
+    RAGGED,
+    Case,
+    Tensors,
+    arguments,
+    assert_accurate,
+    computed,
+    rms_errors,
+    truth,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LARGE = {
@@ -30,9 +41,9 @@ def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str) -> N
     tensors = on_gpu(case.tensors())
     found, expected = computed(tensors, case), truth(tensors, case)
     if case.dtype == torch.float32:
-        assert_within_bars(found, expected)
+        assert_accurate(found, expected)
     else:
-        assert_within_bars({k: found[k] for k in OUTPUTS}, {k: expected[k] for k in OUTPUTS})
+        assert_accurate({k: found[k] for k in OUTPUTS}, {k: expected[k] for k in OUTPUTS})
         ours, naive = rms_errors(found, expected), rms_errors(truth(tensors, case, None), expected)
         assert all(ours[key] <= 1.1 * naive[key] + 1e-6 for key in expected), (ours, naive)
 
@@ -64,8 +75,10 @@ def test_the_logits_are_never_whole() -> None:
 
 
 @pytest.mark.parametrize(("hidden", "dtype"), [(1024, torch.bfloat16), (4096, torch.bfloat16), (1024, torch.float32)])
-def test_beside_the_four_products_alone(hidden: int, dtype: torch.dtype, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the ratio of times, medians of alternating rounds; what is asserted is memory, which no load changes."""
+def test_time_and_memory_against_the_four_products_alone(
+    hidden: int, dtype: torch.dtype, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Print the ratio of times, medians of alternating rounds; assert memory, which does not depend on load."""
     tokens, vocab = 16_384, 151_936
     rounds = [
         {name: measure(name, tokens, hidden, vocab, dtype, "cuda") for name in ("floor", "ours")} for _ in range(5)

@@ -1,4 +1,4 @@
-"""The fused head on CPU, tiled and plain, against float64 logits made whole."""
+"""The fused head on CPU, in tiles and from whole logits, against whole logits in float64."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tests.kernels.cases import (
     RAGGED,
     Case,
     arguments,
+    assert_accurate,
     computed,
     leaves,
     options,
     plain_logits,
     rms_errors,
     truth,
-    within_bars,
 )
 from tests.support.largest_tensor import LargestTensor
 
 BACKENDS = ["reference", "cpu"]
 
 
-@pytest.fixture(params=[cpu.KEPT_ELEMENTS, 0], ids=["kept", "computed again"])
+@pytest.fixture(params=[cpu.MAX_SAVED_LOGITS, 0], ids=["saved", "recomputed"])
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tiles each way, the last ones ragged; logits that are kept for the backward pass, and that are not."""
-    monkeypatch.setattr(cpu, "KEPT_ELEMENTS", request.param)
+    """Use many tiles in both directions, the last ones ragged; save logits for the backward pass, or recompute them."""
+    monkeypatch.setattr(cpu, "MAX_SAVED_LOGITS", request.param)
     monkeypatch.setattr(cpu, "TILE_ROWS", 24)
     monkeypatch.setattr(cpu, "TILE_ELEMENTS", 24 * 100)
 
@@ -44,14 +44,14 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str, backend: str) -> None:
     case = RAGGED[name]
     tensors = case.tensors()
-    within_bars(computed(tensors, case, backend=backend), truth(tensors, case))
+    assert_accurate(computed(tensors, case, backend=backend), truth(tensors, case))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float32_errors_stay_small_over_a_large_vocabulary(backend: str) -> None:
     case = Case(192, 256, 50_000, scale=4.0)
     tensors = case.tensors()
-    within_bars(computed(tensors, case, backend=backend), truth(tensors, case))
+    assert_accurate(computed(tensors, case, backend=backend), truth(tensors, case))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -111,7 +111,7 @@ def test_gradients_pass_gradcheck(backend: str, output: int, softcap: float | No
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_only_the_gradients_asked_for_are_made() -> None:
+def test_only_the_gradients_that_are_needed_are_computed() -> None:
     case = RAGGED["adapter"]
     tensors = case.tensors()
     asked = {"hidden", "adapter_weight"}
@@ -149,7 +149,7 @@ def test_rows_without_any_logit_are_nan_and_leave_the_others_alone(backend: str)
         torch.testing.assert_close(found[:-1][possible], right[:-1][possible])
 
 
-def test_rows_that_nothing_comes_back_through_are_left_out_of_the_backward_pass(
+def test_rows_without_an_upstream_gradient_are_left_out_of_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = RAGGED["idle rows"]
@@ -170,7 +170,7 @@ def test_rows_that_nothing_comes_back_through_are_left_out_of_the_backward_pass(
     assert found["hidden"][busy].any(1).all()
 
 
-def test_a_row_without_distribution_that_nothing_comes_back_through_spoils_no_gradient() -> None:
+def test_a_nan_row_without_an_upstream_gradient_affects_no_gradient() -> None:
     case = RAGGED["idle rows"]
     tensors = case.tensors()
     idle = int((tensors["upstream"] == 0).all(0).nonzero()[0])
@@ -189,8 +189,8 @@ def test_the_logits_are_never_whole_where_they_are_many() -> None:
     assert watch.elements <= cpu.TILE_ELEMENTS < case.T * case.V / 10
 
 
-def test_a_few_logits_are_kept_for_a_backward_pass_that_is_to_come_and_only_then() -> None:
-    case = Case(2048, 16, cpu.KEPT_ELEMENTS // 2048)
+def test_a_few_logits_are_saved_if_there_will_be_a_backward_pass_and_only_then() -> None:
+    case = Case(2048, 16, cpu.MAX_SAVED_LOGITS // 2048)
     tensors = case.tensors()
     largest = {}
     for name in ("gradient", "no gradient asked for", "no_grad"):
@@ -202,11 +202,11 @@ def test_a_few_logits_are_kept_for_a_backward_pass_that_is_to_come_and_only_then
     assert largest == {"gradient": case.T * case.V, "no gradient asked for": few, "no_grad": few}
 
 
-def test_kept_logits_give_the_same_bits_as_those_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_logits_give_the_same_bits_as_recomputed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(RAGGED["adapter"], softcap=5.0, temperature=1.3)
     found = []
-    for elements in (cpu.KEPT_ELEMENTS, 0):
-        monkeypatch.setattr(cpu, "KEPT_ELEMENTS", elements)
+    for elements in (cpu.MAX_SAVED_LOGITS, 0):
+        monkeypatch.setattr(cpu, "MAX_SAVED_LOGITS", elements)
         found.append(computed(case.tensors(), case, backend="cpu"))
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
 
@@ -228,7 +228,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_entropy_is_left_out_where_it_is_not_asked_for(backend: str) -> None:
+def test_entropy_is_left_out_unless_asked_for(backend: str) -> None:
     case = RAGGED["temperature"]
     given = arguments(case.tensors())
     without = linear_logprob(**given, **options(case), with_entropy=False, backend=backend)
@@ -259,7 +259,7 @@ def test_a_target_outside_the_vocabulary_is_impossible() -> None:
     assert logprob.isneginf().nonzero()[:, 0].tolist() == [3, 5]
 
 
-def test_little_work_takes_the_plain_path_and_much_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_inputs_take_whole_logits_and_large_ones_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[str] = []
     monkeypatch.setattr(dispatch.whole_logits, "linear_logprob", lambda *_: chosen.append("reference"))
     statistics = cpu.statistics
@@ -284,7 +284,7 @@ def test_little_work_takes_the_plain_path_and_much_the_tiles(monkeypatch: pytest
         ({"backend": "numpy"}, "backend"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     right = {"hidden": torch.zeros(3, 8), "weight": torch.zeros(10, 8), "targets": torch.zeros(3, dtype=torch.long)}
     linear_logprob(**right)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):

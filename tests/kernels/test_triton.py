@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: interpreted, against float64 logits made whole; and compiled for three of them."""
+"""The Triton kernels without a GPU: interpreted, against whole logits in float64, and compiled for three GPUs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.cases import EXTREME, OUTPUTS, Tensors, plain_logits, rms_errors, truth, within_bars
+from tests.kernels.cases import EXTREME, OUTPUTS, Tensors, assert_accurate, plain_logits, rms_errors, truth
 from tests.kernels.triton_interpreter_job import CASES
 from tests.support.ranks import ROOT
 
 pytest.importorskip("triton")
 
-# What one program may take of a multiprocessor: bytes of shared memory by compute capability
+# Bytes of a multiprocessor's shared memory that one program may use, by compute capability
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 
 
 def _run(*command: str, **environment: str) -> str:
-    """In a process of its own: Triton decides at import whether it interprets."""
+    """Run in a process of its own: Triton decides on import whether it interprets."""
     job = subprocess.run(
         [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
     )
@@ -50,9 +50,9 @@ def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str, inte
     tensors, found = case.tensors(), interpreted[name]
     expected = truth(tensors, case)
     if case.dtype == torch.float32:
-        within_bars(found, expected)
+        assert_accurate(found, expected)
     else:  # outputs as if the inputs were float32; gradients are rounded to theirs, by the interpreter towards zero
-        within_bars({k: found[k] for k in OUTPUTS}, {k: expected[k] for k in OUTPUTS})
+        assert_accurate({k: found[k] for k in OUTPUTS}, {k: expected[k] for k in OUTPUTS})
         ours, naive = rms_errors(found, expected), rms_errors(truth(tensors, case, None), expected)
         assert all(ours[key] <= 1.2 * naive[key] + 1e-6 for key in expected), (ours, naive)
 
@@ -77,7 +77,7 @@ def test_rows_without_any_logit_are_nan_and_targets_outside_the_vocabulary_impos
     assert found["outside"].isneginf().nonzero()[:, 0].tolist() == [3]
 
 
-def test_a_shard_without_entries_adds_nothing(interpreted: dict[str, Tensors]) -> None:
+def test_a_shard_without_entries_contributes_nothing(interpreted: dict[str, Tensors]) -> None:
     found = interpreted["empty shard"]
     assert found["max"].isfinite().all()
     assert not found["sum"].any()

@@ -1,4 +1,4 @@
-"""A vocabulary sharded over 2 and 4 ranks gives what the whole one gives, forward and backward."""
+"""A vocabulary sharded over 2 and 4 ranks gives the results of the whole one, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.cases import OUTPUTS, Case, rms_errors, truth, within_bars
+from tests.kernels.cases import OUTPUTS, Case, assert_accurate, rms_errors, truth
 from tests.kernels.vocab_parallel_jobs import SHARDED
 from tests.support.ranks import run_ranks
 
@@ -46,7 +46,7 @@ def test_shards_give_what_the_whole_vocabulary_gives(name: str, world_size: int)
         together = {key: torch.cat([each["found"][key] for each in ranks]) for key in SHARDED if key in expected}
         found = rank["found"] | together
         if case.dtype == torch.float32 and case.scale < 100:
-            within_bars(found, expected)
+            assert_accurate(found, expected)
         else:
             naive = rms_errors(truth(case.tensors(), case, None), expected)
             ours = rms_errors(found, expected)

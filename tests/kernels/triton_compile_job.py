@@ -1,4 +1,4 @@
-"""Compile the kernels for GPUs that are not here, and read from each cubin what it takes; prints a line of JSON each.
+"""Compile the kernels for GPUs that are not here; print what each cubin uses as a line of JSON.
 
 python -m tests.kernels.triton_compile_job 80 90 100
 """
@@ -40,14 +40,14 @@ VARIANTS = [
 def compile_for(
     sm: int, kernel: Any, flags: dict[str, bool], *, adapter: bool, bias: bool, softcap: float | None
 ) -> dict[str, Any]:
-    """Registers a thread, spilled instructions, bytes of shared memory, and the tensor cores' instructions."""
+    """Return registers a thread, spilled instructions, bytes of shared memory, and tensor core instructions."""
 
     def like(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     terms = [Term(like(T, H), like(V, H))] + [Term(like(T, RANK), like(V, RANK))] * adapter
     logits = Logits(tuple(terms), like(V) if bias else None, 1.0, softcap)
-    _, _, constants = gpu.arguments(logits, gradient=kernel is gradient_kernel, sm=sm)
+    constants = gpu.kernel_arguments(logits, gradient=kernel is gradient_kernel, sm=sm).constants
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     constants |= flags
     types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(("x", "w", "x2", "w2", "bias"), "*bf16")
@@ -55,7 +55,7 @@ def compile_for(
     types |= dict.fromkeys(("T", "V", "K", "K2", "splits", "tiles_per_split"), "i32")
     types |= {"out": "*bf16"} if kernel is gradient_kernel else {}
     types |= dict.fromkeys(constants, "constexpr")
-    # What a launch would find: pointers and sizes that 16 divides
+    # As at a launch: pointers and sizes are divisible by 16.
     divisible = [n for n in kernel.arg_names if types[n].startswith("*") or n in ("V", "K", "K2")]
     source = ASTSource(
         kernel,

@@ -1,4 +1,4 @@
-"""Run the Triton kernels by Triton's interpreter, and save what they gave. TRITON_INTERPRET=1 has to be set by then.
+"""Run the Triton kernels in Triton's interpreter and save their results. Needs TRITON_INTERPRET=1.
 
 python -m tests.kernels.triton_interpreter_job results.pt
 """
@@ -19,7 +19,7 @@ CASES = RAGGED | EXTREME | HALF | STRIPS
 
 
 def impossible_rows() -> Tensors:
-    """Rows whose logits are all -inf, and one target outside the vocabulary."""
+    """Compute rows whose logits are all -inf, and one target outside the vocabulary."""
     tensors = RAGGED["temperature"].tensors()
     tensors["targets"][3] = 300
     given = arguments(tensors)

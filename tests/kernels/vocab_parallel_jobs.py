@@ -1,4 +1,4 @@
-"""What the ranks do for the tests of sharded vocabularies. Runs under torchrun."""
+"""Functions that the ranks run for the tests of sharded vocabularies, under torchrun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARDED = ("weight", "bias", "adapter_weight")
 
 
 def run_cases(runtime: Runtime, cases: dict[str, tuple[Case, Tensors, list[int] | None]]) -> dict[str, Any]:
-    """Every case by name: of its tensors, and the sizes of the shards (None: equal ones, the last padded)."""
+    """Run every case: its tensors, and the sizes of the shards (None: equal ones, the last padded)."""
     return {name: run_case(runtime, *case) for name, case in cases.items()}
 
 
@@ -28,7 +28,7 @@ def run_case(runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | 
     else:
         size, start = sizes[rank], sum(sizes[:rank])
         more["vocab_start"] = start
-    mine = tensors | {name: _shard(tensors[name], start, size) for name in SHARDED if name in tensors}
+    local = tensors | {name: _shard(tensors[name], start, size) for name in SHARDED if name in tensors}
     exchanged: list[int] = []
     all_reduce = dist.all_reduce
 
@@ -37,7 +37,7 @@ def run_case(runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | 
         return all_reduce(tensor, *args, **kwargs)
 
     with patch.object(dist, "all_reduce", watched):
-        found = computed(mine, case, vocab_parallel_group=dist.group.WORLD, **more)
+        found = computed(local, case, vocab_parallel_group=dist.group.WORLD, **more)
     real = max(0, min(case.V - start, size))
     padding = {name: found[name][real:] for name in SHARDED if name in found}
     found |= {name: found[name][:real] for name in SHARDED if name in found}
@@ -45,5 +45,5 @@ def run_case(runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | 
 
 
 def _shard(whole: torch.Tensor, start: int, size: int) -> torch.Tensor:
-    """Padding is of a size that would show in any sum it entered."""
+    """Take a shard, padded with values that would show in any sum they entered."""
     return torch.cat([whole[start : start + size], torch.full((size, *whole.shape[1:]), 1e3).to(whole)])[:size]
