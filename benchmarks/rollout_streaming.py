@@ -1,10 +1,10 @@
-"""Streaming against a barrier, on real vLLM engines: the same episodes, by the pipeline and in two phases.
+"""Compare streaming with a barrier on real vLLM engines: the same episodes by the pipeline and in two phases.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.rollout_streaming
 
-A random model of a few layers, whose responses end by chance, after about 280 tokens (the vocabulary) on average:
-geometric lengths, with the long tail of real traces. Both ways sample the same traces (checked); they run in turns, and
-the figures are medians of the turns.
+Uses a random model of a few layers. Its responses end at random after about 280 tokens (the vocabulary) on average:
+geometric lengths, with the long tail of real traces. Both ways sample the same traces (checked); they alternate, and
+the figures are medians over the turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Episodes = list[Episode]
 
 def main(
     problems: Annotated[int, typer.Option(help="problems of a step, over all ranks")] = 8,
-    longest: Annotated[int, typer.Option(help="tokens at which a response is cut")] = 2048,
+    longest: Annotated[int, typer.Option(help="tokens at which a response is truncated")] = 2048,
     turns: Annotated[int, typer.Option(help="runs of each way; figures are their medians")] = 5,
 ) -> None:
     """Time a SPIRAL rollout step, with and without a barrier between search and aggregation."""

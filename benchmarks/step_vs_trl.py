@@ -1,12 +1,12 @@
-"""CPU-seconds of a GRPO step, ours and TRL's, side by side: 8 prompts x 12 samples x 128 forced tokens, one thread.
+"""Compare the CPU time of a GRPO step with TRL's: 8 prompts x 12 samples x 128 forced tokens, one thread.
 
     python -m venv /tmp/trl && /tmp/trl/bin/pip install torch==2.13.0 trl==1.16.0
     python -m benchmarks.step_vs_trl --trl-python /tmp/trl/bin/python
 
-A random Qwen3 of 2.9 M parameters in float32. Both sample, reward each response by the parity of its words, and make
-one update with AdamW; they run in turns, each in a process of its own. TRL trains on the step's 96 responses in one
-piece, its plain form, and on 12 at a time, which suits the processor's caches better; ours on pieces of a tree's tokens
-that do. Counted is the CPU time of the process and its children over whole steps after the first.
+Uses a random Qwen3 of 2.9 M parameters in float32. Both sample, reward each response by the parity of its words, and
+make one update with AdamW. They alternate, each in its own process. TRL trains on the step's 96 responses at once,
+its default, and on 12 at a time, which fits the caches better; ours trains on parts of a tree that fit them.
+Counts the CPU time of the process and its children over whole steps after the first.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _child(python: str, name: str, folder: str, steps: int) -> float:
 
 
 def save_model(folder: str, vocabulary: int = VOCABULARY) -> None:
-    """A small random Qwen3 and the demo's tokenizer."""
+    """Save a small random Qwen3 and the demo's tokenizer."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -70,18 +70,18 @@ def save_model(folder: str, vocabulary: int = VOCABULARY) -> None:
 
 
 def questions() -> list[str]:
-    """Prompts of the demo's words, all different."""
+    """Return distinct prompts made of the demo's words."""
     return [" ".join(str((7 * i + j) % 64) for j in range(PROMPT_TOKENS)) for i in range(PROMPTS)]
 
 
 def parity(response: str, answers: tuple[str, ...]) -> float:
-    """A reward that about half of all responses get."""
+    """Reward about half of all responses."""
     return float(len(response.split()) % 2)
 
 
 @contextmanager
 def cpu_time(spent: list[float]) -> Iterator[None]:
-    """Appends the CPU-seconds of this process and its children."""
+    """Append the CPU-seconds of this process and its children to `spent`."""
     process = psutil.Process()
 
     def total() -> float:

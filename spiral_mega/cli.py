@@ -189,7 +189,7 @@ def plan(
     gpu: Annotated[str, typer.Option(help="h100-80, h200, b200 or a100-80.")] = "h100-80",
     gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
     median_tokens: Annotated[float, typer.Option(min=1, help="Median length of a response, assumed.")] = 1600.0,
-    trace: Annotated[bool, typer.Option(help="Also trace an update's memory, a few seconds a layer.")] = True,
+    trace: Annotated[bool, typer.Option(help="Also trace an update's memory: seconds per layer.")] = False,
     search: Annotated[bool, typer.Option(help="Look for the quickest layouts that fit.")] = False,
     plot: Annotated[Path | None, typer.Option(help="PNG file for the memory through a step.")] = None,
 ) -> None:

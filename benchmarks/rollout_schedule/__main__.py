@@ -1,4 +1,4 @@
-"""Compare rollout schedules: prints a table, and writes it and a picture to a folder."""
+"""Compare rollout schedules: print a table, and write it and a plot to a folder."""
 
 from __future__ import annotations
 

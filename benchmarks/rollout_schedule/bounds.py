@@ -1,20 +1,20 @@
-"""What no schedule can beat, given the engine's model and every length: a lower bound on a step's makespan.
+"""Lower bound on a step's makespan for any schedule, given the engine model and every length.
 
-Notation: T the makespan, G engines, a the step's own time, w(u) = sequence + kv * context the time that one token adds
-to its step. Let S be the number of steps of all engines together and W the time of all tokens and of every distinct
-prefill. Engines work at most G T in all, so a S + W <= G T. What is left is to bound S from below, in three ways:
+Notation: T the makespan, G engines, a the fixed time per step, w(u) = sequence + kv * context the time that one token
+adds to its step. Let S be the number of steps of all engines together and W the time of all tokens and of every distinct
+prefill. Engines work at most G T in all, so a S + W <= G T. It remains to bound S from below, in three ways:
 
-- batch: a step writes at most `max_sequences` tokens.
+- batch: a step decodes at most `max_sequences` tokens.
 - cache: a step holds at most `capacity` tokens of context; a part of a prompt counts for each token written after it
   by one over the number of traces that share it.
 - deadlines: charge a step's a to its traces in proportion to their w. A trace of L tokens that must be written within
   D seconds sees steps with sum (a + total w) <= D, so by Cauchy-Schwarz its charge is at least
   a (sum sqrt w)^2 / (D - a L). A set's answers start after its members end: for some time tau the members have D = tau
   and the answers D = T - tau. A search trace's charge is shared equally by the sets that hold it; each set takes its
-  best tau (the charge is convex in tau). So this says what it costs that a long trace cannot be written in slow steps.
+  best tau (the charge is convex in tau). This is the cost of decoding long traces in fast steps.
 
-The bound is the smallest T that passes all of them; none of a schedule's choices enter (assignment, order, waiting,
-moving a trace between engines). The critical path is the smallest T that leaves every set room for some tau.
+The bound is the smallest T that satisfies all three. It does not depend on any choice of a schedule (assignment, order,
+waiting, moving traces between engines). The critical path is the smallest T that leaves every set a feasible tau.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ GOLDEN = (5**0.5 - 1) / 2
 class Bound:
     """Lower bounds on the makespan, in seconds; `makespan` is the largest.
 
-    `own_work` is W. `even` is no bound but a yardstick: the makespan if W were spread evenly, with no idle time, and
-    each engine did as many steps as the longest chain of a search trace and an answer after it has tokens.
+    `own_work` is W. `even` is not a bound but a reference: the makespan if W were spread evenly without idle time, and
+    each engine did as many steps as the longest chain of a search trace and an answer to it has tokens.
     """
 
     work: float  # W and the steps that batch and cache force
@@ -52,7 +52,7 @@ class Bound:
 
 
 def lower_bound(problems: Sequence[SimProblem], model: EngineModel, engines: int) -> Bound:
-    """The bound for `engines` engines."""
+    """Compute the bound for `engines` engines."""
     totals = [_totals(i, problem, model) for i, problem in enumerate(problems)]
     decode, prefill, tokens, cache = (sum(column) for column in zip(*totals, strict=True))
     work = decode + prefill
@@ -74,7 +74,7 @@ def lower_bound(problems: Sequence[SimProblem], model: EngineModel, engines: int
 
 
 def _totals(index: int, problem: SimProblem, model: EngineModel) -> tuple[float, float, float, float]:
-    """Seconds of decoding, seconds of distinct prefill, tokens written, tokens of cache summed over written tokens."""
+    """Return seconds of decoding, seconds of distinct prefill, decoded tokens, and cache tokens summed over those."""
     traces = [(prompt_parts(index, problem, None), length) for length in problem.search]
     for l, answers in enumerate(problem.aggregation):
         traces += [(prompt_parts(index, problem, l), length) for length in answers]
@@ -106,7 +106,7 @@ class _Sets:
         answers = np.array([p.aggregation[l] for p, l in rows], dtype=float)
         prompt = np.array([[p.prompt] for p, _ in rows], dtype=float)
         context = np.array([[sum(p.set_tokens(l))] for p, l in rows], dtype=float)
-        last = members[:, -1:]  # at the least the last member is not in any cache when the set starts
+        last = members[:, -1:]  # at least the last member is in no cache when the set starts
         self.fixed = (self._prefill(0 * prompt, prompt) + self._prefill(context - last, last))[:, 0]
         self.members, self.answers = members, answers
         self.longest_chain = float(np.max(members.max(axis=1) + answers.max(axis=1)))
@@ -117,7 +117,7 @@ class _Sets:
         self.answer_weight = model.step * self._root_sum(answers, context) ** 2
 
     def feasible(self, makespan: float, work: float, engines: int) -> bool:
-        """Whether the steps that the deadlines force leave room for `work` seconds within `makespan`."""
+        """Return whether the steps forced by the deadlines leave `work` seconds within `makespan`."""
         low = self.fastest_members
         high = makespan - self.fixed - self.fastest_answers
         if np.any(high < low):
@@ -147,6 +147,6 @@ class _Sets:
         return length * (model.step + model.sequence + model.kv * (context + length / 2))
 
     def _root_sum(self, length: Array, context: Array) -> Array:
-        """Integral of sqrt(w(u)) over a trace."""
+        """Integrate sqrt(w(u)) over a trace."""
         b, c = self.model.sequence, self.model.kv
         return (2 / (3 * c)) * ((b + c * (context + length)) ** 1.5 - (b + c * context) ** 1.5)

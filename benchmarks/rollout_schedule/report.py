@@ -1,4 +1,4 @@
-"""Runs schedules over sizes and seeds, and makes the table and the picture of what came out."""
+"""Run schedules over cluster sizes and seeds; make the table and the plot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Row:
 
     `makespan` in seconds; `over_bound` and `over_even` are its ratios to the lower bound and to the even time; `idle`,
     `fixed` and `own` are shares of all GPU time: idle, a step's fixed time, and the decoding and prefill that every
-    schedule must do. `moved` counts traces. `length` is the mean length of the kept problems' traces over that of all
+    schedule has to do. `moved` counts traces. `length` is the mean length of the kept problems' traces over that of all
     started ones.
     """
 
@@ -45,12 +45,12 @@ class Row:
 def compare(
     gpus: Sequence[int], seeds: int, model: EngineModel, shape: Shape, lengths: Lengths, tensor_parallel: int = 1
 ) -> Iterator[Row]:
-    """A row for each number of GPUs and each schedule, as they are done. All schedules see the same problems."""
+    """Yield a row for each number of GPUs and each schedule. All schedules get the same problems."""
     batches = [sample_problems(shape, lengths, seed, round(max(p.extra for p in POLICIES) * shape.problems))
                for seed in range(seeds)]  # fmt: skip
     for count in gpus:
         if count % tensor_parallel:
-            raise ValueError(f"{count} GPUs do not make whole groups of {tensor_parallel}")
+            raise ValueError(f"{count} GPUs are not divisible into engines of {tensor_parallel}")
         engines = count // tensor_parallel
         bounds = [lower_bound(batch[: shape.problems], model, engines) for batch in batches]
         for policy in POLICIES:
@@ -84,7 +84,7 @@ def _mean_length(problems: Sequence[SimProblem]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as Markdown, aligned."""
+    """Format rows as an aligned Markdown table."""
     formats = ("{}", "{}", "{:.1f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.0%}", "{:.0%}", "{:.0f}", "{:.2f}")
     cells = [[f.format(value) for f, value in zip(formats, astuple(row), strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
@@ -98,7 +98,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], gpus: int, title: str, path: Path) -> None:
-    """Left: makespan over the bound against GPUs. Right: where the GPU time goes at `gpus` GPUs."""
+    """Plot makespan over the bound against GPUs (left), and where GPU time goes at `gpus` GPUs (right)."""
     names = list(dict.fromkeys(row.schedule for row in rows))
     colors = dict(zip(names, plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(names))), strict=True))
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(1, 1.15), layout="constrained")
@@ -111,16 +111,16 @@ def plot(rows: Sequence[Row], gpus: int, title: str, path: Path) -> None:
     left.set_xscale("log", base=2)
     left.set_xticks(sizes, [str(size) for size in sizes])
     left.axhline(1.0, color="black", linewidth=1)
-    left.set(xlabel="GPUs", ylabel="makespan over lower bound", title="What each schedule costs")
+    left.set(xlabel="GPUs", ylabel="makespan over lower bound", title="Cost of each schedule")
     left.legend(frameon=False, fontsize=8)
     shown = [row for row in rows if row.gpus == gpus]
     makespans = np.array([row.makespan for row in shown])
     start = np.zeros(len(shown))
     rest = [1 - row.own - row.fixed - row.idle for row in shown]
     parts = (
-        ("tokens and prefill that must be", [row.own for row in shown], "#2a788e"),
-        ("fixed time of steps", [row.fixed for row in shown], "#7ad151"),
-        ("computed again, or given up", rest, "#fde725"),
+        ("necessary decoding and prefill", [row.own for row in shown], "#2a788e"),
+        ("fixed time per step", [row.fixed for row in shown], "#7ad151"),
+        ("recomputed or cancelled", rest, "#fde725"),
         ("idle", [row.idle for row in shown], "#d8d8d8"),
     )
     for label, shares, color in parts:

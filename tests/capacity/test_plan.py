@@ -230,7 +230,7 @@ def test_remedies_lower_the_peak_and_layouts_found_fit() -> None:
 
 def test_the_command_ends_with_1_where_the_run_does_not_fit_and_says_what_would_help(tmp_path: Path) -> None:
     picture = tmp_path / "memory.png"
-    common = ["plan", str(ROOT / "configs/qwen3_8b.yaml"), "--no-trace", "batch.problems=8"]
+    common = ["plan", str(ROOT / "configs/qwen3_8b.yaml"), "batch.problems=8"]
     well = CliRunner().invoke(app, [*common, "--nodes", "2", "--plot", str(picture)])
     assert well.exit_code == 0, well.output
     assert "per rank at the peak" in well.output
