@@ -194,5 +194,5 @@ def test_report_has_a_row_for_each_schedule_and_size(tmp_path: Path) -> None:
     assert len(table(rows).splitlines()) == 2 + len(rows)
     plot(rows, 2, "small", tmp_path / "schedules.png")
     assert imread(tmp_path / "schedules.png").std() > 0.01
-    with pytest.raises(ValueError, match="whole groups of 2"):
+    with pytest.raises(ValueError, match="engines of 2"):
         list(compare([3], 1, MODEL, SHAPE, LENGTHS, tensor_parallel=2))
