@@ -15,7 +15,7 @@ from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.packing_metrics import packing_metrics
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy.skipped_updates import SkippedUpdates
-from spiral_mega.report import summarise
+from spiral_mega.report.end_of_run import print_summary
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.batch_metrics import batch_metrics, check_mismatch, check_verifier
 from spiral_mega.rollout.pipeline import Interrupted
@@ -59,7 +59,7 @@ def train(config: Config, runtime: Runtime) -> None:
                 policy.save_pretrained(run.folder / "model" / model)
         run.set_status("finished" if finished else "stopped", step)
     if runtime.is_main:
-        summarise(run.folder)
+        print_summary(run.folder)
 
 
 def train_step(run: Run, step: int) -> dict[str, float]:

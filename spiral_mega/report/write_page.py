@@ -1,4 +1,9 @@
-"""`spiral-mega report`: several runs as one HTML page that needs no network and no other file."""
+"""`spiral-mega report`: several runs as one HTML page that needs no network and no other file.
+
+static/index.html   {{title}} {{style}} {{script}}   the page, its CSS, and the scripts in order
+                    {{data}}                         metrics, evaluations and index of episodes, unpacked at once
+                    {{blocks}}                       whole episodes, each block unpacked when one of them is shown
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from spiral_mega.errors import UserError
-from spiral_mega.report.collect import collect, rounded
-from spiral_mega.report.episodes import Blocks
+from spiral_mega.report.page_data import read_page_data, rounded
+from spiral_mega.report.page_episodes import EpisodeBlocks
 from spiral_mega.telemetry.atomic import atomic_path
 
 SCRIPTS = ("dom.js", "charts.js", "training.js", "evaluation.js", "analysis.js", "episodes.js", "app.js")
@@ -22,37 +27,38 @@ SCRIPTS = ("dom.js", "charts.js", "training.js", "evaluation.js", "analysis.js",
 def write_report(folders: Sequence[Path], output: Path, *, max_traces: int = 10_000) -> None:
     """Write the report of the runs in `folders` to `output`. Raises UserError for a folder with nothing to show."""
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
-        raise UserError(f"{missing[0]} is no folder: name the folders of runs, such as runs/demo")
-    blocks = Blocks()
-    report = collect(folders, blocks, max_traces)
-    names = ", ".join(run["name"] for run in report["runs"])
-    page = render(report, rounded(blocks.blocks), f"spiral_mega: {names}")
+        raise UserError(f"{missing[0]} is not a folder: name the folders of runs, such as runs/demo")
+    blocks = EpisodeBlocks()
+    data = read_page_data(folders, blocks, max_traces)
+    names = ", ".join(run["name"] for run in data["runs"])
+    page = render(data, rounded(blocks.blocks), f"spiral_mega: {names}")
     with atomic_path(output) as path:
         path.write_text(page, encoding="utf-8")
 
 
-def render(report: dict[str, Any], blocks: Sequence[Any], title: str) -> str:
-    """The page. Data is embedded as base64 of gzipped JSON, so that nothing in it can end the element that holds it."""
+def render(data: dict[str, Any], blocks: Sequence[Any], title: str) -> str:
+    """Return the page. Data is embedded as base64 of gzipped JSON, so that no text in it can end its element."""
+    elements = []
+    for i, block in enumerate(blocks):
+        elements.append(f'<script type="text/plain" id="block-{i}">{packed(block)}</script>')
     parts = {
         "title": html.escape(title),
-        "style": _part("style.css"),
-        "script": "\n".join(_part(name) for name in SCRIPTS),
-        "data": packed(report),
-        "blocks": "\n".join(
-            f'<script type="text/plain" id="block-{i}">{packed(block)}</script>' for i, block in enumerate(blocks)
-        ),
+        "style": _read_static("style.css"),
+        "script": "\n".join(map(_read_static, SCRIPTS)),
+        "data": packed(data),
+        "blocks": "\n".join(elements),
     }
-    page = _part("index.html")
+    page = _read_static("index.html")
     for name, text in parts.items():
         page = page.replace("{{" + name + "}}", text)
     return page
 
 
 def packed(value: Any) -> str:
-    """What `unpack` in dom.js reads; the same bytes for the same value."""
+    """Pack a value for `unpack` in dom.js: gzipped JSON in base64. Equal values give equal text."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
 
 
-def _part(name: str) -> str:
+def _read_static(name: str) -> str:
     return (files("spiral_mega.report") / "static" / name).read_text(encoding="utf-8")

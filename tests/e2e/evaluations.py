@@ -15,7 +15,7 @@ DEMO = "configs/demo.yaml"
 HARNESSES = (
     "[{kind: pass_at_k, samples: 6}, {kind: majority, samples: 6}, {kind: sequential, samples: 4, budgets: [3, 8]},"
     " {kind: rsa, population: 4, set_size: 2, steps: 2},"
-    " {kind: pipeline, name: short-then-long, read: majority,"
+    " {kind: pipeline, name: short-then-long, reducer: majority,"
     "  stages: [{search: 4, tokens: 4}, {aggregate: 3, set_size: 2}]}]"
 )
 SMALL = [f"eval.harnesses={HARNESSES}", "eval.chunk=4", "data.eval.0.limit=10", "rewards.workers=1"]

@@ -81,10 +81,10 @@ def test_a_try_on_more_ranks_leaves_no_traces_behind(tmp_path, verifier, runtime
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):
     store = Store(tmp_path)
-    store.claim({"seed": 0, "sampling": {"temperature": 1.0}})
-    store.claim({"seed": 0, "sampling": {"temperature": 1.0}})
-    with pytest.raises(UserError, match=r"sampling\.temperature was 1\.0 and is 0\.5"):
-        store.claim({"seed": 0, "sampling": {"temperature": 0.5}})
+    store.claim({"seed": 0, "rollout": {"sampling": {"temperature": 1.0}}})
+    store.claim({"seed": 0, "rollout": {"sampling": {"temperature": 1.0}}})
+    with pytest.raises(UserError, match=r"rollout\.sampling\.temperature was 1\.0 and is 0\.5"):
+        store.claim({"seed": 0, "rollout": {"sampling": {"temperature": 0.5}}})
     (tmp_path / "evaluation.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         store.claim({})

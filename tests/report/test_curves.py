@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from spiral_mega.report import plot_curves, read_metrics
-from spiral_mega.report.curves import PANELS, smooth
-from spiral_mega.telemetry.metrics_file import MetricsFile
+from spiral_mega.report.curves import PANELS, plot_curves, smooth
+from spiral_mega.telemetry.metrics_file import MetricsFile, read_metrics
 
 ALL = (
     *(f"{kind}/search" for kind in ("reward", "length", "entropy", "truncated", "gated")),

@@ -74,7 +74,7 @@ def chart(page, title):
 def test_every_part_opens_by_click_without_network_or_error(page):
     for name, expected in [
         ("Training", "Reward"), ("Evaluation", "pass@k"), ("Analysis", "spiral-mega analyze"),
-        ("Time", "Where a step's time goes"), ("Episodes", "Search traces (3)"),
+        ("Time", "Time of a step by stage"), ("Episodes", "Search traces (3)"),
     ]:  # fmt: skip
         tab(page, name)
         page.get_by_text(expected).first.wait_for()
@@ -142,7 +142,13 @@ def test_an_episode_shows_its_traces_credit_and_what_each_set_was_made_of(page):
     page.locator("#detail h2", has_text="plain2").wait_for()
     assert page.locator("#detail .problem").inner_text() == "problem plain2"
     first = page.locator("#detail .trace").first
-    assert first.locator(".chip").all_inner_texts() == ["reward 1", "advantage -0.25", "2 tokens", "in 0", "in 2"]
+    assert first.locator(".chip").all_inner_texts() == [
+        "reward 1",
+        "advantage -0.25",
+        "2 tokens",
+        "in set 0",
+        "in set 2",
+    ]
     assert "right" in first.get_attribute("class")
     assert page.locator("#set-0 > .head").inner_text().split("\n") == [
         "set 0",
@@ -178,7 +184,7 @@ def test_effective_leaves_out_what_had_no_credit_and_filters_add_up(page):
     page.get_by_label("effective", exact=True).check()
     page.locator("#count", has_text="7 of 8").wait_for()
     assert " problem idle" not in rows(page)
-    page.get_by_label("Where from").select_option("step 1")
+    page.get_by_label("Step or evaluation").select_option("step 1")
     page.locator("#count", has_text="1 of 8").wait_for()
     page.get_by_label("Search problems").fill("nothing like it")
     page.get_by_text("No episode passes the filters").wait_for()
@@ -210,9 +216,9 @@ def test_everything_can_be_done_by_keyboard(page):
     page.keyboard.press("x")
     assert page.locator(".trace.open").count() == 6
     page.keyboard.press("?")
-    assert page.get_by_role("dialog", name="Keys").is_visible()
+    assert page.get_by_role("dialog", name="Keyboard").is_visible()
     page.keyboard.press("Escape")
-    assert not page.get_by_role("dialog", name="Keys").is_visible()
+    assert not page.get_by_role("dialog", name="Keyboard").is_visible()
 
 
 def test_light_and_dark_follow_the_system_and_the_key(chromium, small):
@@ -280,5 +286,5 @@ def test_what_is_left_out_is_said_and_what_is_kept_is_evenly_spaced(chromium, tm
 def test_a_folder_with_nothing_to_show_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no metrics\.jsonl"):
         write_report([tmp_path], tmp_path / "report.html")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         write_report([tmp_path / "none"], tmp_path / "report.html")

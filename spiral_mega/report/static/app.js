@@ -1,4 +1,4 @@
-// Tabs, runs shown, theme and keys.
+// Tabs, selection of runs, theme and keyboard.
 
 const TABS = [
   ["training", "Training", trainingTab],
@@ -8,34 +8,34 @@ const TABS = [
   ["episodes", "Episodes", episodesTab],
 ];
 const KEYS = [
-  ["1 … 5, or ← → on the tabs", "parts of the report"],
-  ["t", "light or dark"],
+  ["1 … 5, or ← → on the tabs", "switch between the tabs"],
+  ["t", "switch between light and dark"],
   ["/", "search for a problem (Episodes)"],
   ["j k, or ↓ ↑ PgDn PgUp in the list", "next and previous episode"],
-  ["s S", "show the members of the next or previous set"],
-  ["x", "long traces in full, or cut to a few lines"],
+  ["s S", "mark the members of the next or previous set"],
+  ["x", "expand or collapse long traces"],
   ["← → on a plot", "read its values"],
-  ["Esc", "leave a field, a set, this list"],
+  ["Esc", "leave a field, unmark a set, close this list"],
 ];
 let report = null;
 let tab = "training";
 
-function shownRuns() {
+function selectedRuns() {
   return report.runs.filter((run) => !run.hidden);
 }
 
 function draw() {
   const [, , render] = TABS.find(([id]) => id === tab);
-  document.getElementById("main").replaceChildren(...render(shownRuns()));
+  document.getElementById("main").replaceChildren(...render(selectedRuns()));
 }
 
 function showTab(id, focus = false) {
   tab = id;
   for (const button of document.querySelectorAll("#tabs button")) {
-    const chosen = button.dataset.tab === id;
-    button.setAttribute("aria-selected", String(chosen));
-    button.tabIndex = chosen ? 0 : -1;
-    if (chosen && focus) button.focus();
+    const selected = button.dataset.tab === id;
+    button.setAttribute("aria-selected", String(selected));
+    button.tabIndex = selected ? 0 : -1;
+    if (selected && focus) button.focus();
   }
   history.replaceState(null, "", `#${id}`);
   draw();
@@ -52,8 +52,8 @@ function drawTabs() {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move) return;
     event.preventDefault();
-    const at = TABS.findIndex(([id]) => id === tab);
-    showTab(TABS[(at + move + TABS.length) % TABS.length][0], true);
+    const current = TABS.findIndex(([id]) => id === tab);
+    showTab(TABS[(current + move + TABS.length) % TABS.length][0], true);
   });
 }
 
@@ -82,18 +82,18 @@ function setTheme(theme) {
   try {
     localStorage.setItem("theme", theme);
   } catch {
-    // a page from a file may have no storage: the choice then lasts as long as the page
+    // a page opened from a file may have no storage: the choice then lasts as long as the page
   }
 }
 
 function startTheme() {
-  let kept = null;
+  let stored = null;
   try {
-    kept = localStorage.getItem("theme");
+    stored = localStorage.getItem("theme");
   } catch {
     // as above
   }
-  setTheme(kept ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+  setTheme(stored ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 }
 
 function toggleTheme() {
@@ -102,8 +102,8 @@ function toggleTheme() {
 
 function showKeys() {
   const dialog = document.getElementById("keys");
-  const rows = KEYS.map(([keys, what]) =>
-    el("tr", {}, el("td", {}, el("kbd", {}, keys)), el("td", { class: "text" }, what)),
+  const rows = KEYS.map(([keys, effect]) =>
+    el("tr", {}, el("td", {}, el("kbd", {}, keys)), el("td", { class: "text" }, effect)),
   );
   dialog.replaceChildren(
     el("table", {}, el("tbody", {}, rows)),
@@ -112,12 +112,13 @@ function showKeys() {
   dialog.showModal();
 }
 
-// The set before or after the one whose members are shown.
+// Mark the members of the next or previous set.
 function stepSet(move) {
-  const chips = [...document.querySelectorAll("#detail .set > .head [data-set]")];
-  if (!chips.length) return;
-  const next = view.set === null ? (move > 0 ? 0 : chips.length - 1) : (view.set + move + chips.length) % chips.length;
-  chips[next].click();
+  const buttons = [...document.querySelectorAll("#detail .set > .head [data-set]")];
+  if (!buttons.length) return;
+  const count = buttons.length;
+  const next = view.set === null ? (move > 0 ? 0 : count - 1) : (view.set + move + count) % count;
+  buttons[next].click();
   document.getElementById(`set-${next}`).scrollIntoView({ block: "nearest" });
 }
 
@@ -135,8 +136,8 @@ function onKey(event) {
     },
   };
   if (tab === "episodes" && view.rows.length) {
-    actions.j = () => select(view.at + 1);
-    actions.k = () => select(view.at - 1);
+    actions.j = () => select(view.selected + 1);
+    actions.k = () => select(view.selected - 1);
     actions.s = () => stepSet(1);
     actions.S = () => stepSet(-1);
     actions.x = () => document.querySelectorAll("#detail .trace").forEach((card) => card.classList.toggle("open"));

@@ -1,4 +1,4 @@
-// Elements, numbers and the embedded data.
+// Elements, number formats, tables, and the embedded data.
 
 function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
@@ -19,6 +19,10 @@ function fill(node, attributes, children) {
   return node;
 }
 
+function note(text) {
+  return el("p", { class: "note" }, text);
+}
+
 function formatNumber(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -31,6 +35,28 @@ function formatPercent(value) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`;
 }
 
+// A value with its interval in small print.
+function withInterval(value, [low, high], percent = false) {
+  const format = percent ? formatPercent : formatNumber;
+  const bound = (number) => (percent ? (100 * number).toFixed(1) : formatNumber(number));
+  return el("span", {}, format(value), " ", el("small", {}, `${bound(low)} to ${bound(high)}`));
+}
+
+// The first `textColumns` columns are text, the others numbers.
+function dataTable(head, rows, textColumns = 1) {
+  const cell = (tag) => (value, i) => el(tag, { class: i < textColumns ? "text" : null }, value);
+  const body = rows.map((row) => el("tr", {}, row.map(cell("td"))));
+  return el(
+    "div",
+    { class: "scroll" },
+    el("table", {}, el("thead", {}, el("tr", {}, head.map(cell("th")))), el("tbody", {}, body)),
+  );
+}
+
+function color(run) {
+  return `var(--s${run.index % 8})`;
+}
+
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -39,12 +65,8 @@ async function unpack(text) {
 
 const blocks = new Map();
 
-// Episodes travel in blocks, which are unpacked when one of theirs is looked at.
+// A block of episodes is unpacked when one of them is shown for the first time.
 async function block(number) {
   if (!blocks.has(number)) blocks.set(number, await unpack(document.getElementById(`block-${number}`).textContent));
   return blocks.get(number);
-}
-
-function color(run) {
-  return `var(--s${run.index % 8})`;
 }

@@ -1,56 +1,58 @@
 // Evaluations: the paper's plots of test-time compute, and every measure in a table.
+//
+// An evaluation is {run, label, measures, analysis}; a measure {harness, metric, axis, x, mean, interval, tokens, ...}.
+
+const TOKEN_CATEGORIES = ["prompt", "generated", "cached"];
 
 function evaluationTab(runs) {
-  const evaluated = runs.flatMap((run) =>
+  const evaluations = runs.flatMap((run) =>
     run.evaluations.map((evaluation) => ({ run, ...evaluation, label: evaluationLabel(run, evaluation) })),
   );
-  if (!evaluated.length)
-    return [el("p", { class: "note" }, "No run that is shown was evaluated: see spiral-mega eval.")];
+  if (!evaluations.length) return [note("None of the selected runs was evaluated: run spiral-mega eval.")];
   const plots = [
-    measureChart(evaluated, {
+    measureChart(evaluations, {
       title: "Parallel compute: pass@k",
-      of: "pass",
+      metric: "pass",
       axis: "k",
       xLabel: "k responses",
       logX: true,
     }),
-    measureChart(evaluated, {
-      title: "Parallel and aggregative: recursive self-aggregation",
-      of: "mean",
+    measureChart(evaluations, {
+      title: "Parallel and aggregative compute: recursive self-aggregation",
+      metric: "mean",
       axis: "step",
       xLabel: "aggregation step",
     }),
-    measureChart(evaluated, {
+    measureChart(evaluations, {
       title: "Sequential compute",
-      of: "mean",
+      metric: "mean",
       axis: "budget",
-      xLabel: "tokens a response may have",
+      xLabel: "token limit of a response",
       logX: true,
     }),
-    votingChart(evaluated),
-    tokensChart(evaluated, {
-      title: "Accuracy against tokens generated",
-      xLabel: "tokens generated a problem",
+    votingChart(evaluations),
+    tokensChart(evaluations, {
+      title: "Accuracy by generated tokens",
+      xLabel: "generated tokens per problem",
       tokens: (measure) => measure.tokens.generated,
     }),
-    tokensChart(evaluated, {
-      title: "Accuracy against the token budget",
-      xLabel: "token budget of a problem",
+    tokensChart(evaluations, {
+      title: "Accuracy by token budget",
+      xLabel: "token budget per problem",
       tokens: (measure) => measure.budget,
     }),
   ];
   return [
-    el(
-      "p",
-      { class: "note" },
-      "Means over problems; bands and brackets are 95 % bootstrap intervals over problems. pass@k, majority and the oracle's best are exact expectations over subsets of the samples.",
+    note(
+      "Means over problems; bands and small print are 95 % bootstrap intervals over problems. pass@k, majority and best " +
+        "of k (picked by an oracle) are exact expectations over subsets of the samples.",
     ),
     el("div", { class: "charts" }, plots.filter(Boolean)),
-    el("h2", {}, "Every measure"),
-    measureTable(evaluated),
-    ...efficiency(evaluated),
-    el("h2", {}, "What the traces tell"),
-    ...analysisOf(evaluated),
+    el("h2", {}, "All measures"),
+    measureTable(evaluations),
+    ...scalingEfficiency(evaluations),
+    el("h2", {}, "Analysis of the traces"),
+    ...evaluationAnalysis(evaluations),
   ];
 }
 
@@ -58,167 +60,156 @@ function evaluationLabel(run, evaluation) {
   return evaluation.name ? `${run.name} ${evaluation.name}` : run.name;
 }
 
-function curve(measure) {
+function axisPoint(measure) {
   return [measure.x, measure.mean, ...measure.interval];
 }
 
-function harnessSeries(evaluated, chosen, point) {
-  return evaluated.flatMap((evaluation, number) => {
-    const found = new Map();
+// One line for each harness of each evaluation: `chosen` selects the measures, `point` places them.
+function harnessSeries(evaluations, chosen, point) {
+  const oneEach = new Set(evaluations.map((evaluation) => evaluation.run)).size === evaluations.length;
+  return evaluations.flatMap((evaluation, number) => {
+    const byHarness = new Map();
     for (const measure of evaluation.measures.filter(chosen)) {
-      if (!found.has(measure.harness)) found.set(measure.harness, []);
-      found.get(measure.harness).push(point(measure));
+      if (!byHarness.has(measure.harness)) byHarness.set(measure.harness, []);
+      byHarness.get(measure.harness).push(point(measure));
     }
-    return [...found].map(([harness, points], i) => ({
-      name: found.size > 1 ? `${evaluation.label} ${harness}` : evaluation.label,
-      color: color({ index: evaluated.length === runsOf(evaluated) ? evaluation.run.index : number }),
+    return [...byHarness].map(([harness, points], i) => ({
+      name: byHarness.size > 1 ? `${evaluation.label} ${harness}` : evaluation.label,
+      color: color({ index: oneEach ? evaluation.run.index : number }),
       dash: DASHES[i % DASHES.length],
       points: points.sort((a, b) => a[0] - b[0]),
     }));
   });
 }
 
-function runsOf(evaluated) {
-  return new Set(evaluated.map((evaluation) => evaluation.run)).size;
+// A declared pipeline gives one measure: a point of the plots by tokens, not a curve over steps.
+function isPipeline(evaluations, measure) {
+  return evaluations.every(({ measures }) => measures.filter((each) => each.harness === measure.harness).length < 2);
 }
 
-function measureChart(evaluated, { title, of, axis, xLabel, logX }) {
+function isAggregationMean(evaluations, measure) {
+  return measure.axis === "step" && measure.metric === "mean" && !isPipeline(evaluations, measure);
+}
+
+function measureChart(evaluations, { title, metric, axis, xLabel, logX }) {
   const chosen = (measure) =>
-    measure.metric === of && measure.axis === axis && !(axis === "step" && lone(evaluated, measure));
-  const series = harnessSeries(evaluated, chosen, curve);
+    measure.metric === metric && measure.axis === axis && !(axis === "step" && isPipeline(evaluations, measure));
+  const series = harnessSeries(evaluations, chosen, axisPoint);
   return series.length ? lineChart({ title, xLabel, series, logX, percent: true }) : null;
 }
 
-// A declared pipeline gives one measure: a point of the plots over tokens, not a curve over steps.
-function lone(evaluated, measure) {
-  return evaluated.every(({ measures }) => measures.filter((each) => each.harness === measure.harness).length < 2);
-}
-
-function votingChart(evaluated) {
-  const votes = harnessSeries(evaluated, (measure) => measure.metric === "majority" && measure.axis === "k", curve);
-  const populations = new Map();
-  for (const evaluation of evaluated)
-    for (const measure of evaluation.measures.filter(
-      (each) => each.axis === "step" && each.metric === "mean" && !lone(evaluated, each),
-    ))
-      populations.set(`${evaluation.label} ${measure.harness}`, {
-        evaluation,
-        measure: laterStep(populations.get(`${evaluation.label} ${measure.harness}`), measure),
-      });
-  const aggregated = [...populations].map(([name, { evaluation, measure }]) => ({
-    name: `${name}, step ${measure.x}`,
-    color: color(evaluation.run),
-    dash: "1 4",
-    points: [[measure.parallel, measure.mean, ...measure.interval]].filter(([x]) => x),
-  }));
+// Majority of k responses, and the last step of self-aggregation at the same number of parallel responses.
+function votingChart(evaluations) {
+  const isMajority = (measure) => measure.metric === "majority" && measure.axis === "k";
+  const votes = harnessSeries(evaluations, isMajority, axisPoint);
   if (!votes.length) return null;
+  const series = [...votes.map((line) => ({ ...line, name: `${line.name} majority` })), ...lastSteps(evaluations)];
   return lineChart({
-    title: "Rule-based against model-based: majority and self-aggregation",
+    title: "Rule-based and model-based aggregation: majority and self-aggregation",
     xLabel: "parallel responses",
-    series: [...votes.map((line) => ({ ...line, name: `${line.name} majority` })), ...aggregated],
+    series,
     logX: true,
     percent: true,
   });
 }
 
-function laterStep(earlier, measure) {
-  return earlier && earlier.measure.x > measure.x ? earlier.measure : measure;
+// The last step of each self-aggregation, as lines of one point.
+function lastSteps(evaluations) {
+  const last = new Map();
+  for (const evaluation of evaluations)
+    for (const measure of evaluation.measures.filter((each) => isAggregationMean(evaluations, each))) {
+      const name = `${evaluation.label} ${measure.harness}`;
+      const earlier = last.get(name);
+      if (!earlier || earlier.measure.x <= measure.x) last.set(name, { evaluation, measure });
+    }
+  return [...last].map(([name, { evaluation, measure }]) => ({
+    name: `${name}, step ${measure.x}`,
+    color: color(evaluation.run),
+    dash: "1 4",
+    points: measure.parallel ? [[measure.parallel, measure.mean, ...measure.interval]] : [],
+  }));
 }
 
-function tokensChart(evaluated, { title, xLabel, tokens }) {
-  const kinds = [
+function tokensChart(evaluations, { title, xLabel, tokens }) {
+  const methods = [
     ["sequential", (measure) => measure.axis === "budget"],
     ["majority", (measure) => measure.axis === "k" && measure.metric === "majority"],
-    [
-      "self-aggregation",
-      (measure) => measure.axis === "step" && measure.metric === "mean" && !lone(evaluated, measure),
-    ],
-    ["pipeline", (measure) => measure.axis === "step" && lone(evaluated, measure)],
+    ["self-aggregation", (measure) => isAggregationMean(evaluations, measure)],
+    ["pipeline", (measure) => measure.axis === "step" && isPipeline(evaluations, measure)],
   ];
-  const series = kinds.flatMap(([kind, chosen], i) =>
-    harnessSeries(evaluated, chosen, (measure) => [tokens(measure), measure.mean, ...measure.interval]).map((line) => ({
+  const point = (measure) => [tokens(measure), measure.mean, ...measure.interval];
+  const series = methods.flatMap(([method, chosen], i) =>
+    harnessSeries(evaluations, chosen, point).map((line) => ({
       ...line,
-      name: `${line.name} ${kind}`,
+      name: `${line.name} ${method}`,
       dash: DASHES[i],
     })),
   );
   return series.length ? lineChart({ title, xLabel, series, logX: true, percent: true }) : null;
 }
 
-function measureTable(evaluated) {
+// A row for each measure, a column for each evaluation; tokens of several evaluations are separated by dots.
+function measureTable(evaluations) {
   const rows = new Map();
-  for (const evaluation of evaluated)
+  for (const evaluation of evaluations)
     for (const measure of evaluation.measures) {
       const key = `${measure.harness}|${measure.metric}|${measure.axis}|${measure.x}`;
-      if (!rows.has(key)) rows.set(key, { measure, cells: new Map() });
-      rows.get(key).cells.set(evaluation, measure);
+      if (!rows.has(key)) rows.set(key, { measure, byEvaluation: new Map() });
+      rows.get(key).byEvaluation.set(evaluation, measure);
     }
-  const head = [
-    "harness",
-    "metric",
-    "at",
-    ...evaluated.map((evaluation) => evaluation.label),
-    "prompt",
-    "generated",
-    "cached",
-  ];
-  const body = [...rows.values()].map(({ measure, cells }) => {
-    const spent = [...cells.values()].map((each) => each.tokens);
-    const tokens = ["prompt", "generated", "cached"].map((kind) =>
-      spent.map((each) => formatNumber(each[kind])).join(" · "),
-    );
+  const labels = evaluations.map((evaluation) => evaluation.label);
+  const head = ["harness", "metric", "at", ...labels, ...TOKEN_CATEGORIES.map((category) => `${category} tokens`)];
+  const body = [...rows.values()].map(({ measure, byEvaluation }) => {
+    const spent = [...byEvaluation.values()].map((each) => each.tokens);
     return [
       measure.harness,
       measure.metric,
       `${measure.axis} ${formatNumber(measure.x)}`,
-      ...evaluated.map((evaluation) => withInterval(cells.get(evaluation))),
-      ...tokens,
+      ...evaluations.map((evaluation) => meanCell(byEvaluation.get(evaluation))),
+      ...TOKEN_CATEGORIES.map((category) => spent.map((tokens) => formatNumber(tokens[category])).join(" · ")),
     ];
   });
   return dataTable(head, body, 3);
 }
 
-function withInterval(measure) {
-  if (!measure) return "–";
-  return el(
-    "span",
-    {},
-    formatPercent(measure.mean),
-    " ",
-    el("small", {}, `${(100 * measure.interval[0]).toFixed(1)} to ${(100 * measure.interval[1]).toFixed(1)}`),
-  );
+function meanCell(measure) {
+  return measure ? withInterval(measure.mean, measure.interval, true) : "–";
 }
 
-// How many times fewer responses one model needs for the pass@k of another: interpolated on log k, where both reach it.
-function efficiency(evaluated) {
-  if (evaluated.length < 2) return [];
+// How many times fewer responses one model needs for the pass@k of another.
+function scalingEfficiency(evaluations) {
   const rows = [];
-  for (const ours of evaluated)
-    for (const theirs of evaluated) {
-      const [a, b] = [ours, theirs].map(({ measures }) =>
-        measures.filter((each) => each.metric === "pass" && each.axis === "k"),
-      );
-      if (ours === theirs || !a.length || !b.length) continue;
-      const factors = b
-        .map((each) => ({ k: each.x, factor: each.x / reached(a, each.mean) }))
-        .filter(({ factor }) => Number.isFinite(factor));
-      const largest = factors.reduce((best, each) => (best && best.factor >= each.factor ? best : each), null);
+  for (const ours of evaluations)
+    for (const theirs of evaluations) {
+      const largest = ours === theirs ? null : largestFactor(passMeasures(ours), passMeasures(theirs));
       if (largest && largest.factor > 1)
         rows.push([ours.label, theirs.label, `${largest.factor.toFixed(1)} ×`, `k = ${largest.k}`]);
     }
   if (!rows.length) return [];
   return [
     el("h2", {}, "Scaling efficiency"),
-    el(
-      "p",
-      { class: "note" },
-      "The largest factor by which the first model needs fewer responses for the pass@k that the second has at k. Point estimates: see the bands above for how sure they are.",
+    note(
+      "The largest factor by which the first model needs fewer responses to reach the pass@k that the second has at k. " +
+        "Point estimates: the bands above show their uncertainty.",
     ),
-    dataTable(["model", "against", "factor", "at"], rows, 2),
+    dataTable(["model", "compared with", "factor", "at"], rows, 2),
   ];
 }
 
-function reached(measures, level) {
+function passMeasures({ measures }) {
+  return measures.filter((measure) => measure.metric === "pass" && measure.axis === "k");
+}
+
+function largestFactor(ours, theirs) {
+  if (!ours.length || !theirs.length) return null;
+  const factors = theirs
+    .map((measure) => ({ k: measure.x, factor: measure.x / responsesNeeded(ours, measure.mean) }))
+    .filter(({ factor }) => Number.isFinite(factor));
+  return factors.reduce((best, each) => (best && best.factor >= each.factor ? best : each), null);
+}
+
+// The k at which pass@k reaches `level`, interpolated on log k; NaN where it never does.
+function responsesNeeded(measures, level) {
   const points = [...measures].sort((a, b) => a.x - b.x);
   if (points[0].mean >= level) return points[0].x;
   for (let i = 1; i < points.length; i++) {

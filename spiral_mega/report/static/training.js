@@ -1,14 +1,15 @@
-// Training curves of all runs over each other, and where the time of a step goes.
+// Training curves of all runs on shared plots, and the time of a step by stage.
+
+const SMOOTH_FROM = 60; // steps; a shorter curve is drawn as it is
 
 function trainingTab(runs) {
   const trained = runs.filter((run) => run.steps.length);
-  if (!trained.length) return [el("p", { class: "note" }, "No run that is shown has metrics.")];
+  if (!trained.length) return [note("None of the selected runs has metrics.")];
   const charts = report.panels.map((panel) => panelChart(panel, trained)).filter(Boolean);
   return [
-    el(
-      "p",
-      { class: "note" },
-      "One colour a run; solid, dashed and dotted lines are the metrics of one plot. Curves of more than 60 steps are running means.",
+    note(
+      "One color per run; solid, dashed and dotted lines are the metrics of one plot. " +
+        `Curves of more than ${SMOOTH_FROM} steps are running means.`,
     ),
     el("div", { class: "charts" }, charts),
   ];
@@ -18,16 +19,7 @@ function panelChart(panel, runs) {
   const names = panel.metrics.filter((name) => runs.some((run) => run.metrics[name]));
   if (!names.length) return null;
   const series = runs.flatMap((run) =>
-    names
-      .filter((name) => run.metrics[name])
-      .map((name) => ({
-        name: [runs.length > 1 ? run.name : "", names.length > 1 || runs.length === 1 ? short(name) : ""]
-          .filter(Boolean)
-          .join(" "),
-        color: runs.length > 1 ? color(run) : `var(--s${names.indexOf(name) % 8})`,
-        dash: runs.length > 1 ? DASHES[names.indexOf(name) % DASHES.length] : "",
-        points: smooth(run.steps.map((step, i) => [step, absolute(run.metrics[name][i], panel.style)])),
-      })),
+    names.filter((name) => run.metrics[name]).map((name) => metricSeries(panel, run, name, names, runs.length > 1)),
   );
   return lineChart({
     title: panel.title,
@@ -39,84 +31,81 @@ function panelChart(panel, runs) {
   });
 }
 
-function short(name) {
-  return name.split("/").slice(1).join("/").replaceAll("_", " ");
+// With several runs, color tells the run and dashes the metric; with one run, color tells the metric.
+function metricSeries(panel, run, name, names, severalRuns) {
+  const number = names.indexOf(name);
+  const runName = severalRuns ? run.name : "";
+  const metricName = names.length > 1 || !severalRuns ? shortName(name) : "";
+  const points = run.steps.map((step, i) => [step, plotted(run.metrics[name][i], panel.style)]);
+  return {
+    name: [runName, metricName].filter(Boolean).join(" "),
+    color: severalRuns ? color(run) : `var(--s${number % 8})`,
+    dash: severalRuns ? DASHES[number % DASHES.length] : "",
+    points: smooth(points),
+  };
 }
 
-function absolute(value, style) {
+function shortName(metric) {
+  return metric.split("/").slice(1).join("/").replaceAll("_", " ");
+}
+
+// A logarithmic panel shows absolute values.
+function plotted(value, style) {
   return value === null || style !== "log" ? value : Math.abs(value);
 }
 
 function smooth(points) {
   const present = points.filter(([, y]) => y !== null);
-  if (present.length <= 60) return present;
+  if (present.length <= SMOOTH_FROM) return present;
   const reach = Math.max(2, Math.floor(present.length / 40));
   return present.map(([x], i) => {
-    const near = present.slice(Math.max(0, i - reach), i + reach + 1);
-    return [x, near.reduce((sum, [, y]) => sum + y, 0) / near.length];
+    const window = present.slice(Math.max(0, i - reach), i + reach + 1);
+    return [x, window.reduce((sum, [, y]) => sum + y, 0) / window.length];
   });
 }
 
 function timeTab(runs) {
   const timed = runs.filter((run) => Object.keys(run.metrics).some((name) => name.startsWith("time/")));
-  if (!timed.length) return [el("p", { class: "note" }, "No run that is shown has times.")];
+  if (!timed.length) return [note("None of the selected runs has times.")];
   const rows = timed.map((run) => ({ name: run.name, parts: stages(run) }));
-  const table = rows.map(({ name, parts }) => {
-    const whole = parts.reduce((sum, part) => sum + part.value, 0);
-    return parts.map((part, i) => [
-      i ? "" : name,
-      part.name,
-      formatNumber(part.value),
-      formatPercent(part.value / whole),
-    ]);
-  });
-  const panel = { title: "Time of a step", unit: "seconds", style: "line", metrics: ["time/step"] };
+  const panel = { title: "Step time", unit: "seconds", style: "line", metrics: ["time/step"] };
   return [
-    el(
-      "p",
-      { class: "note" },
-      "Mean seconds of a step by stage, the slowest rank's; evaluations and checkpoints lie outside of steps and are left out.",
+    note(
+      "Mean seconds of a step by stage, on the slowest rank. Evaluations and checkpoints happen outside of steps and " +
+        "are not counted.",
     ),
     el(
       "div",
       { class: "charts" },
-      stackedBars({ title: "Where a step's time goes", unit: "seconds", rows }),
+      stackedBars({ title: "Time of a step by stage", unit: "seconds", rows }),
       panelChart(panel, timed),
     ),
     el("h2", {}, "Stages"),
-    dataTable(["run", "stage", "seconds", "share"], table.flat(), 2),
+    dataTable(["run", "stage", "seconds", "share"], rows.flatMap(stageRows), 2),
   ];
 }
 
-// Stages of the mean step; what no stage accounts for is called "other".
+// Stages of the mean step, the longest first; what no stage accounts for is called "other".
 function stages(run) {
   const outside = new Set(["time/step", "time/eval", "time/checkpoint"]);
   const mean = (name) => {
     const values = run.metrics[name].filter((value) => value !== null);
     return values.reduce((sum, value) => sum + value, 0) / values.length;
   };
-  const parts = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !outside.has(name));
-  const found = parts.map((name) => ({ name: short(name), value: mean(name) })).sort((a, b) => b.value - a.value);
-  if (!run.metrics["time/step"]) return found;
-  const other = mean("time/step") - found.reduce((sum, part) => sum + part.value, 0);
-  return other > 0 ? [...found, { name: "other", value: other }] : found;
+  const names = Object.keys(run.metrics).filter((name) => name.startsWith("time/") && !outside.has(name));
+  const parts = names.map((name) => ({ name: shortName(name), value: mean(name) })).sort((a, b) => b.value - a.value);
+  if (!run.metrics["time/step"]) return parts;
+  const other = mean("time/step") - parts.reduce((sum, part) => sum + part.value, 0);
+  return other > 0 ? [...parts, { name: "other", value: other }] : parts;
 }
 
-// The first `texts` columns are text.
-function dataTable(head, rows, texts = 1) {
-  const cell = (tag) => (value, i) => el(tag, { class: i < texts ? "text" : null }, value);
-  return el(
-    "div",
-    { class: "scroll" },
-    el(
-      "table",
-      {},
-      el("thead", {}, el("tr", {}, head.map(cell("th")))),
-      el(
-        "tbody",
-        {},
-        rows.map((row) => el("tr", {}, row.map(cell("td")))),
-      ),
-    ),
-  );
+// Table rows of one run's stages; the run is named in the first row only.
+function stageRows({ name, parts }) {
+  const total = parts.reduce((sum, part) => sum + part.value, 0);
+  return parts.map((part, i) => [
+    i ? "" : name,
+    part.name,
+    formatNumber(part.value),
+    formatPercent(part.value / total),
+  ]);
 }

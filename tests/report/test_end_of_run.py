@@ -1,4 +1,4 @@
-from spiral_mega.report import before_after_table
+from spiral_mega.report.end_of_run import before_after_table
 
 
 def test_shares_are_percentages_and_the_columns_are_aligned() -> None:
