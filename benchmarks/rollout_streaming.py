@@ -33,7 +33,7 @@ from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.engine import RolloutEngine, Sample
-from spiral_mega.rollout.episode_run import EpisodeRun, Task
+from spiral_mega.rollout.episode_builder import EpisodeBuilder, Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 
@@ -70,23 +70,23 @@ def main(
 
 
 def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
-    """All search traces on all ranks, and then all aggregation traces, at home."""
+    """All search traces on all ranks, and then all aggregation traces, each set on the engine of its problem."""
     engine = pipeline.engine
-    runs = {
-        index: EpisodeRun(pipeline.recipe, index, task, aggregates=True, judged=True)
+    builders = {
+        index: EpisodeBuilder(pipeline.context, index, task, aggregates=True, verify_rewards=True)
         for index, task in enumerate(tasks)
         if index % engine.replica.count == engine.replica.index
     }
-    requests = [run.start() for run in runs.values()]
+    requests = [builder.first_request() for builder in builders.values()]
     for _ in ("search", "aggregation"):
         for request in requests:
             engine.add(request)
         requests = []
         while engine.has_unfinished():
             for sample in engine.step():
-                requests += runs[sample.key[0]].receive(sample)
+                requests += builders[sample.key.episode].add_sample(sample)
         dist.barrier()
-    return [run.finish() for run in runs.values()]
+    return [builder.build() for builder in builders.values()]
 
 
 def timed(way: Callable[[], Episodes], engine: RolloutEngine, folder: str) -> tuple[Episodes, np.ndarray[Any, Any]]:

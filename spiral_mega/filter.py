@@ -17,7 +17,7 @@ from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards.verifier import make_verifier_pool
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.telemetry import setup_logging
 from spiral_mega.validation.models import check_models

@@ -14,7 +14,7 @@ from spiral_mega.capacity.hardware import LINK_SHARE, MEMORY_SHARE, TRAINING_SHA
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.models.dimensions import Sizes, itemsize
-from spiral_mega.rollout.pipeline import LAG, exchange_steps
+from spiral_mega.rollout.exchange import LAG, exchange_interval
 from spiral_mega.simulation.schedule import SimPolicy, simulate
 from spiral_mega.simulation.workload import (
     EngineModel,
@@ -127,7 +127,7 @@ def _sampling_seconds(
     rollout, engine = config.rollout, config.rollout.engine
     engines = world // engine.tensor_parallel
     simulated = _simulated_engine(config, sizes, machine)
-    schedule = SimPolicy("trainer", ordered=True, exchange=exchange_steps(rollout), lag=LAG)
+    schedule = SimPolicy("trainer", ordered=True, exchange=exchange_interval(rollout), lag=LAG)
     if exact:
         return simulate(schedule, problems, simulated, engines, len(problems)).makespan
     share = problems[: max(1, round(len(problems) / engines))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spiral_mega.distributed.collectives import sum_over_ranks
-from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Problem
 

@@ -20,7 +20,7 @@ from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.evaluation.harnesses.harness import Harness
 from spiral_mega.evaluation.harnesses.registry import read_harnesses
 from spiral_mega.evaluation.store import Store
-from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 

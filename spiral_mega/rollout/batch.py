@@ -1,4 +1,4 @@
-"""Draw problems and sample episodes until the batch holds enough effective ones (dynamic sampling)."""
+"""Collects a step's batch: samples prompts until enough of them are effective (dynamic sampling)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.config import BatchConfig
 from spiral_mega.data.sampler import ProblemSampler
-from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 
@@ -24,7 +24,7 @@ class Batch:
 
     `sampled` are all complete episodes of this rank, of which `kept` are trained on, both in order of `Episode.index`.
     Over all ranks, `kept_indices` are the indices of the kept episodes in ascending order, `num_prompts` counts the
-    prompts sampled, `num_effective` those of them with an effective episode, and `num_cancelled` those started in vain.
+    prompts sampled, `num_effective` the effective ones among them, and `num_cancelled` those started in vain.
     """
 
     sampled: list[Episode]
@@ -36,7 +36,7 @@ class Batch:
 
 
 class BatchCollector:
-    """Collects a step's batch."""
+    """Collects the batch of each step."""
 
     def __init__(
         self,
@@ -51,90 +51,112 @@ class BatchCollector:
         self.config, self.run_seed = config, run_seed
 
     def collect(self, step: int) -> Batch:
-        """Sample episodes for `step`, with credit assigned; collective. Raises Interrupted (see Pipeline.run).
+        """Sample the batch of `step`, with credit assigned; collective. Raises Interrupted (see Pipeline.run).
 
-        With dynamic sampling the first `batch.problems` effective draws are kept; at the bound on draws, what
-        there is. Otherwise every draw is kept, up to that number.
+        With dynamic sampling the first `batch.problems` effective prompts are kept, or fewer when the bound on prompts
+        is reached. Otherwise every prompt is kept, up to that number.
         """
-        feed = _Draws(self, step)
-        sampled = self.pipeline.stream(feed, aggregates=bool(self.objective.plan.levels))
-        settled = feed.decided()
-        self.sampler.unread(feed.drawn - len(settled) if self.config.keep == "first" else 0)
-        effective = sum(settled.values())
-        if self.config.dynamic_sampling and effective < self.config.problems:
+        source = DynamicSampler(self, step)
+        episodes = self.pipeline.stream(source, aggregates=bool(self.objective.plan.levels))
+        effective_by_index = source.batch_prompts()
+        num_prompts = len(effective_by_index)
+        num_cancelled = source.num_started - num_prompts
+        if self.config.keep == "first":
+            self.sampler.unread(num_cancelled)
+        num_effective = sum(effective_by_index.values())
+        if self.config.dynamic_sampling and num_effective < self.config.problems:
             log.warning(
-                "%d of %d problems are effective after %d draws (batch.max_resample_rounds is %d): training on those",
-                effective, self.config.problems, feed.drawn, self.config.max_resample_rounds,
+                "%d of %d problems are effective after %d prompts (batch.max_resample_rounds is %d): training on those",
+                num_effective, self.config.problems, source.num_started, self.config.max_resample_rounds,
             )  # fmt: skip
-        kept = [index for index, counts in sorted(settled.items()) if counts or not self.config.dynamic_sampling]
-        kept = kept[: self.config.problems]
-        sampled = [episode for episode in sampled if episode.index in settled]
+        kept_indices = self._kept(effective_by_index)
+        sampled = [episode for episode in episodes if episode.index in effective_by_index]
+        kept = set(kept_indices)
         return Batch(
             sampled=sampled,
-            kept=[episode for episode in sampled if episode.index in set(kept)],
-            kept_indices=kept,
-            num_prompts=len(settled),
-            num_effective=effective,
-            num_cancelled=feed.drawn - len(settled),
+            kept=[episode for episode in sampled if episode.index in kept],
+            kept_indices=kept_indices,
+            num_prompts=num_prompts,
+            num_effective=num_effective,
+            num_cancelled=num_cancelled,
         )
 
+    def _kept(self, effective_by_index: dict[int, bool]) -> list[int]:
+        candidates = sorted(effective_by_index)
+        if self.config.dynamic_sampling:
+            candidates = [index for index in candidates if effective_by_index[index]]
+        return candidates[: self.config.problems]
 
-class _Draws:
-    """The feed of a step: in progress are as many problems as the missing ones will take, times `batch.oversample`.
 
-    With `batch.keep` "first" the batch is full when the first draws, without a gap, hold what is wanted; those after
-    them are given up as if they had not been drawn. What is kept then does not depend on which episodes end early, nor
-    on the number of ranks.
+class DynamicSampler:
+    """The task source of a step: keeps enough prompts in flight to fill the batch at the current effective rate.
+
+    That many, times `batch.oversample`, within the bound of `batch.max_resample_rounds`. With `batch.keep` "first" the
+    batch is full when the first prompts, without a gap, hold enough effective ones; later prompts are cancelled as if
+    they had not been drawn. What is kept then depends neither on which episodes finish early nor on the number of
+    ranks.
     """
 
     def __init__(self, collector: BatchCollector, step: int) -> None:
         self.collector, self.step, self.config = collector, step, collector.config
-        self.drawn = 0
-        self.settled: dict[int, bool] = {}  # by draw number: whether it is effective
-        self.occurrences: Counter[str] = Counter()
+        self.num_started = 0
+        self.finalized: dict[int, bool] = {}  # by prompt index: whether it is effective
+        self.occurrences: Counter[str] = Counter()  # of each problem in this step
 
-    def settle(self, episode: Episode) -> bool:
+    def finalize(self, episode: Episode) -> bool:
+        """Assign credit; return whether the episode is effective."""
         self.collector.objective.assign_credit(episode)
         return episode.effective()
 
-    def next(self, settled: dict[int, bool]) -> list[Task] | None:
-        self.settled.update(settled)
-        if self._count(self.decided()) >= self.config.problems:
+    def next(self, finalized: dict[int, bool]) -> list[Task] | None:
+        """Return tasks for the prompts still missing; None when the batch is full."""
+        self.finalized.update(finalized)
+        if self._count(self.batch_prompts()) >= self.config.problems:
             return None
-        missing = max(0, self.config.problems - self._count(self.settled))
-        # As if half a batch of effective problems had gone before: the first to end are few and not like the others.
-        prior = self.config.problems / 2
-        share = (self._count(self.settled) + prior) / (len(self.settled) + prior)
-        in_progress = self.drawn - len(self.settled)
-        wanted = math.ceil(missing / share * self.config.oversample) - in_progress
-        return self._draw(min(wanted, self._most() - self.drawn))
+        missing = max(0, self.config.problems - self._count(self.finalized))
+        needed = math.ceil(missing / self._effective_rate() * self.config.oversample)
+        num_in_flight = self.num_started - len(self.finalized)
+        return self._start(min(needed - num_in_flight, self._max_prompts() - self.num_started))
 
-    def decided(self) -> dict[int, bool]:
-        """The draws that the batch is made of, so far: with `keep` "first" the least that fill it, without a gap."""
+    def batch_prompts(self) -> dict[int, bool]:
+        """Return, by index, whether each prompt of the batch so far is effective.
+
+        With `keep` "first" these are the fewest finalized prompts, from the first on without a gap, that fill the
+        batch; with "fastest" all finalized ones.
+        """
         if self.config.keep == "fastest":
-            return self.settled
+            return self.finalized
         first: dict[int, bool] = {}
         missing = self.config.problems
-        while missing and len(first) in self.settled:
-            counts = self.settled[len(first)]
-            first[len(first)] = counts
-            missing -= counts or not self.config.dynamic_sampling
+        while missing and len(first) in self.finalized:
+            index = len(first)
+            first[index] = self.finalized[index]
+            missing -= first[index] or not self.config.dynamic_sampling
         return first
 
-    def _count(self, draws: dict[int, bool]) -> int:
-        return sum(draws.values()) if self.config.dynamic_sampling else len(draws)
+    def _effective_rate(self) -> float:
+        """Return the share of finalized prompts that count, smoothed.
 
-    def _most(self) -> int:
-        """Bound on the draws of a step."""
+        Prior of half a batch: early completions are few and unrepresentative.
+        """
+        prior = self.config.problems / 2
+        return (self._count(self.finalized) + prior) / (len(self.finalized) + prior)
+
+    def _count(self, prompts: dict[int, bool]) -> int:
+        """Return how many of the prompts count towards the batch."""
+        return sum(prompts.values()) if self.config.dynamic_sampling else len(prompts)
+
+    def _max_prompts(self) -> int:
+        """Return the bound on the prompts of a step."""
         rounds = 1 + self.config.max_resample_rounds if self.config.dynamic_sampling else 1
         return math.ceil(self.config.problems * max(rounds, self.config.oversample))
 
-    def _draw(self, count: int) -> list[Task]:
+    def _start(self, count: int) -> list[Task]:
         tasks = []
-        for index in self.collector.sampler.next(count) if count > 0 else ():
+        for index in self.collector.sampler.next(max(count, 0)):
             problem = self.collector.problems[index]
-            parts = (self.collector.run_seed, self.step, problem.id, self.occurrences[problem.id])
-            tasks.append(Task(problem, self.step, parts))
+            seed_parts = (self.collector.run_seed, self.step, problem.id, self.occurrences[problem.id])
+            tasks.append(Task(problem, self.step, seed_parts))
             self.occurrences[problem.id] += 1
-        self.drawn += len(tasks)
+        self.num_started += len(tasks)
         return tasks

@@ -1,21 +1,23 @@
-"""What a step's episodes look like in numbers, over all ranks."""
+"""Metrics of a step's batch over all ranks, and the checks that stop a run on them."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from spiral_mega.config import RewardsConfig, SyncConfig
 from spiral_mega.distributed.collectives import sum_over_ranks
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import Batch
+from spiral_mega.traces import Trace
 
 log = logging.getLogger(__name__)
 
 
 class MismatchError(UserError):
-    """Sampler and trainer are further apart than the run allows."""
+    """The log-probs of sampler and trainer differ by more than the run allows."""
 
 
 class VerifierError(UserError):
@@ -23,79 +25,93 @@ class VerifierError(UserError):
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """Means over every trace sampled for the step, by component; collective.
+    """Return the metrics of a step's batch, over all ranks; collective.
 
-    `entropy/*` is -mean log-prob of the sampled tokens: an unbiased estimate of the sampler's token entropy over
-    all traces, whether trained on or not.
+    Means by component are over every trace that was sampled, whether trained on or not. `entropy/*`, the mean of the
+    negative log-probs of the sampled tokens, is an unbiased estimate of the sampler's token entropy.
     """
-    sums: Counter[str] = Counter()
+    local: Counter[str] = Counter()
     for episode in batch.sampled:
         for trace in episode.traces():
-            finite = [p for p in trace.logprobs if math.isfinite(p)]
-            sums.update(
-                {
-                    f"traces/{trace.component}": 1.0,
-                    f"tokens/{trace.component}": trace.length,
-                    f"reward/{trace.component}": trace.reward,
-                    f"gated/{trace.component}": trace.gated,
-                    f"truncated/{trace.component}": trace.finish == "length",
-                    f"nll/{trace.component}": -sum(finite),
-                    f"finite/{trace.component}": len(finite),
-                    f"verify/{trace.verification}": 1.0,
-                    "prompt_tokens": len(trace.prompt_ids),
-                    "cached_tokens": trace.cached_tokens,
-                }
-            )
-    total = sum_over_ranks(dict(sums))
+            local.update(_trace_sums(trace))
+    sums = sum_over_ranks(dict(local))
     metrics = {
         "batch/problems": float(len(batch.kept_indices)),
         "batch/draws": float(batch.num_prompts),
         "batch/surplus": float(max(0, batch.num_effective - len(batch.kept_indices))),
         "effective/share": batch.num_effective / batch.num_prompts,
         "batch/cancelled": float(batch.num_cancelled),
-        "rollout/prompt_tokens": total.get("prompt_tokens", 0.0),
-        "rollout/cached_share": total.get("cached_tokens", 0.0) / max(total.get("prompt_tokens", 0.0), 1.0),
-        "rollout/response_tokens": sum(value for name, value in total.items() if name.startswith("tokens/")),
+        "rollout/prompt_tokens": sums.get("prompt_tokens", 0.0),
+        "rollout/cached_share": sums.get("cached_tokens", 0.0) / max(sums.get("prompt_tokens", 0.0), 1.0),
+        "rollout/response_tokens": sum(value for name, value in sums.items() if name.startswith("tokens/")),
     }
-    for name, count in total.items():
-        kind, _, component = name.partition("/")
-        if kind == "verify":
-            metrics[name] = count
-        elif kind == "traces":
-            for mean in ("reward", "gated", "truncated"):
-                metrics[f"{mean}/{component}"] = total[f"{mean}/{component}"] / count
-            metrics[f"length/{component}"] = total[f"tokens/{component}"] / count
-            metrics[f"entropy/{component}"] = total[f"nll/{component}"] / max(total[f"finite/{component}"], 1.0)
+    for name, value in sums.items():
+        if name.startswith("verify/"):
+            metrics[name] = value
+        elif name.startswith("traces/"):
+            metrics |= _component_means(name.removeprefix("traces/"), sums)
     return metrics
 
 
-def check_verifier(metrics: dict[str, float], rewards: RewardsConfig) -> None:
-    """Raise VerifierError when more of the step's verifications failed than `rewards.max_failure_rate`."""
+def _trace_sums(trace: Trace) -> dict[str, float]:
+    """Return what a trace adds to the sums that the metrics are made of."""
+    component = trace.component
+    finite_logprobs = [logprob for logprob in trace.logprobs if math.isfinite(logprob)]
+    return {
+        f"traces/{component}": 1.0,
+        f"tokens/{component}": trace.length,
+        f"reward/{component}": trace.reward,
+        f"gated/{component}": trace.gated,
+        f"truncated/{component}": trace.finish == "length",
+        f"nll/{component}": -sum(finite_logprobs),
+        f"finite/{component}": len(finite_logprobs),
+        f"verify/{trace.verification}": 1.0,
+        "prompt_tokens": len(trace.prompt_ids),
+        "cached_tokens": trace.cached_tokens,
+    }
+
+
+def _component_means(component: str, sums: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of a component: per trace, and the entropy per sampled token with a finite log-prob."""
+    num_traces = sums[f"traces/{component}"]
+    means = {}
+    for name in ("reward", "gated", "truncated"):
+        means[f"{name}/{component}"] = sums[f"{name}/{component}"] / num_traces
+    means[f"length/{component}"] = sums[f"tokens/{component}"] / num_traces
+    means[f"entropy/{component}"] = sums[f"nll/{component}"] / max(sums[f"finite/{component}"], 1.0)
+    return means
+
+
+def check_verifier(metrics: Mapping[str, float], rewards: RewardsConfig) -> None:
+    """Raise VerifierError if more of the step's verifications failed than `rewards.max_failure_rate`."""
     counts = {name.removeprefix("verify/"): n for name, n in metrics.items() if name.startswith("verify/") and n}
     total = sum(counts.values())
     failed = total - counts.pop("ok", 0.0)
     if failed > rewards.max_failure_rate * total:
-        ways = ", ".join(f"{name} {count:.0f}" for name, count in sorted(counts.items()))
+        by_status = ", ".join(f"{status} {count:.0f}" for status, count in sorted(counts.items()))
         raise VerifierError(
-            f"{failed:.0f} of the step's {total:.0f} verifications failed ({ways}), more than rewards.max_failure_rate "
-            f"({rewards.max_failure_rate}): logs/rank*.log says why ('verification of a response'). Nothing was trained "
-            "on their zeros; the run goes on from its last checkpoint"
+            f"{failed:.0f} of the step's {total:.0f} verifications failed ({by_status}), more than "
+            f"rewards.max_failure_rate ({rewards.max_failure_rate}): logs/rank*.log has the reasons ('verification of "
+            "a response'). Their zero rewards were not trained on; the run resumes from its last checkpoint"
         )
 
 
-def check_mismatch(metrics: dict[str, float], sync: SyncConfig) -> None:
-    """Warn, or raise MismatchError, when the step's sampler/kl, of any model, passed `rollout.sync.max_kl`."""
-    if (bound := sync.max_kl) is None:
+def check_mismatch(metrics: Mapping[str, float], sync: SyncConfig) -> None:
+    """Warn, or raise MismatchError, if the step's sampler/kl, of any model, exceeds `rollout.sync.max_kl`."""
+    if sync.max_kl is None:
         return
-    found = {name: kl for name, kl in metrics.items() if name.startswith("sampler/kl")}
-    over = [f"{name} is {kl:.3g}" for name, kl in found.items() if not kl <= bound]
-    if not over:
+    exceeded = [
+        f"{name} is {kl:.3g}"
+        for name, kl in metrics.items()
+        if name.startswith("sampler/kl") and not kl <= sync.max_kl  # NaN exceeds too
+    ]
+    if not exceeded:
         return
     message = (
-        f"{', '.join(over)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs are not those of the "
-        "policy. Look for other kernels, precision or templates; algorithm.loss=truncated_importance_sampling and "
-        "algorithm.max_sequence_ratio limit what it does"
+        f"{', '.join(exceeded)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs are not those of "
+        "the policy. Look for different kernels, precision or templates; "
+        "algorithm.loss=truncated_importance_sampling and algorithm.max_sequence_ratio limit the effect"
     )
     if sync.on_max_kl == "stop":
-        raise MismatchError(f"{message}. The run goes on from its last checkpoint")
+        raise MismatchError(f"{message}. The run resumes from its last checkpoint")
     log.warning(message)

@@ -1,5 +1,4 @@
-"""What makes a plain transformers model decode without copying its cache: attention by group, and a cache that grows
-in place."""
+"""Lets a plain transformers model decode without copying its cache: attention by group, a cache that grows in place."""
 
 from __future__ import annotations
 
@@ -13,38 +12,40 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 ATTENTION = "sdpa_by_group"
-ROOM = 64  # tokens
+MIN_SPARE = 64  # tokens of memory allocated beyond those that are needed
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values [B, H, length, D] that are views of memory with room for more tokens."""
+    """Keys and values [B, H, length, D] that are views of buffers with spare memory for more tokens."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        length, new = self.get_seq_length(), key_states.shape[2]
+        old_length = self.get_seq_length()
+        length = old_length + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._memory = [each[:, :, :0] for each in (key_states, value_states)]
-        if self._memory[0].shape[2] < length + new:
-            room = max(ROOM, length + new)
-            self._memory = [F.pad(each[:, :, :length], (0, 0, 0, new + room)) for each in self._memory]
-        for memory, states in zip(self._memory, (key_states, value_states), strict=True):
-            memory[:, :, length : length + new] = states
-        return self._view(length + new)
+            self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
+        if self._buffers[0].shape[2] < length:
+            capacity = length + max(MIN_SPARE, length)
+            padding = (0, 0, 0, capacity - old_length)
+            self._buffers = [F.pad(buffer[:, :, :old_length], padding) for buffer in self._buffers]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, old_length:length] = states
+        return self._view(length)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         length = self.get_seq_length()
-        self._memory = [each[indices] for each in self._memory]
+        self._buffers = [buffer[indices] for buffer in self._buffers]
         self._view(length)
 
     def _view(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys, self.values = (each[:, :, :length] for each in self._memory)
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
         return self.keys, self.values
 
 
 def growing_cache(config: PretrainedConfig) -> DynamicCache:
-    """The model's own cache, in which layers that keep every token grow in place."""
+    """Return the model's own cache, in which layers that keep every token grow in place."""
     cache = DynamicCache(config=config)
     cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -58,9 +59,11 @@ def attend_by_group(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' "sdpa" for query [B, Hq, W, D], key and value [B, Hkv, S, D] -> [B, W, Hq, D]. When one token is
-    decoded (W = 1), the query heads that share a key head are taken for its queries, where "sdpa" would repeat the
-    cache for each of them."""
+    """Compute what transformers' "sdpa" does, without repeating the cache when one token is decoded (W = 1).
+
+    query [B, Hq, W, D], key and value [B, Hkv, S, D] -> [B, W, Hq, D]. For W = 1 the query heads that share a key head
+    become that head's queries; "sdpa" would repeat keys and values for each of them.
+    """
     batch, heads, tokens, width = query.shape
     groups = heads // key.shape[1]
     if tokens > 1 or groups == 1 or kwargs.get("position_bias") is not None:

@@ -1,60 +1,79 @@
-"""What a rollout engine is: requests go in at any time, finished samples come out as they finish.
+"""The protocol of a rollout engine: requests are added at any time, and samples are returned as they finish.
 
-Shaped after vLLM's own loop, so that an engine with continuous batching can start aggregation requests while
-other search traces are still being written. One request asks for n samples of one prompt, which an engine
-with a prefix cache serves from one prefill.
+It has the shape of vLLM's own loop, so that an engine with continuous batching starts aggregation requests while other
+search traces are still decoding. One request asks for n samples of one prompt, which an engine with a prefix cache
+serves from one prefill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from spiral_mega.distributed.runtime import Runtime
-from spiral_mega.traces import SEARCH, FinishReason
+from spiral_mega.traces import FinishReason
+
+
+class RequestKey(NamedTuple):
+    """Names what a request samples: the answers to an episode's set (or, without `set_index`, to its problem).
+
+    The first turn of all answers is one request, without `trace`. Each later turn, `turn` >= 1, is a request for the
+    answer with the index `trace` alone. `component` selects the model that answers, of two.
+    """
+
+    episode: int
+    component: str
+    set_index: int | None = None
+    trace: int | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """n samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
+    """`num_samples` samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
 
-    `key` is the caller's, unique among the requests in flight, and comes back with each sample. Where not all fit,
-    those of lower `priority` go first. `component` tells who is asked, where there are two models.
+    `key` is unique among the requests in flight and is returned with each sample. Requests of lower `priority` are
+    admitted first.
     """
 
-    key: tuple[Any, ...]
+    key: RequestKey
     prompt_ids: list[int]
     num_samples: int
     seed: int
     max_tokens: int
     priority: int = 0
-    component: str = SEARCH
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A finished response: its tokens [L], end token included, and their log-probs [L] under the temperature.
+    """A finished response: tokens [L], end token included, and their log-probs [L] under the engine's temperature.
 
-    `cached_tokens` of its prompt were not computed for it, because the engine had them.
+    `cached_tokens` tokens of its prompt came from the engine's cache.
     """
 
-    key: tuple[Any, ...]
+    key: RequestKey
     index: int
     token_ids: list[int]
     logprobs: list[float]
     finish: FinishReason
     cached_tokens: int = 0
 
+    @property
+    def trace_key(self) -> RequestKey:
+        """The same for all turns of a trace."""
+        trace = self.index if self.key.trace is None else self.key.trace
+        return self.key._replace(trace=trace, turn=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The ranks that hold one engine between them (tensor parallel), this rank among them; alone by default.
+    """The ranks that hold one engine between them (tensor parallel), this rank included; by default this rank alone.
 
-    They are given the same requests and sample the same; the leader, the first of them, keeps what was sampled. `index`
-    tells the replicas apart, of which there are `count`, each of `size` neighbouring ranks.
+    They are given the same requests and return the same samples; their first rank, the leader, keeps the episodes.
+    There are `count` replicas of `size` consecutive ranks each, and this one is number `index`.
     """
 
     index: int = 0
@@ -63,55 +82,63 @@ class Replica:
     size: int = 1
 
     def ranks(self, index: int) -> range:
-        """The ranks of replica `index`."""
+        """Return the ranks of replica `index`."""
         return range(index * self.size, (index + 1) * self.size)
+
+    def owner(self, episode: int) -> int:
+        """Return the index of the replica that owns an episode: it samples the search traces and keeps the result."""
+        return episode % self.count
+
+    def owns(self, episode: int) -> bool:
+        """Whether this replica owns an episode."""
+        return self.owner(episode) == self.index
 
 
 def make_replica(runtime: Runtime, ranks: int) -> Replica:
-    """This rank's replica when every `ranks` neighbours share an engine. `ranks` divides the world."""
-    index, place = divmod(runtime.rank, ranks)
-    return Replica(index, runtime.world_size // ranks, place == 0, ranks)
+    """Return this rank's replica when every `ranks` consecutive ranks share an engine; `ranks` divides the world."""
+    index, position = divmod(runtime.rank, ranks)
+    return Replica(index, runtime.world_size // ranks, position == 0, ranks)
 
 
 class Sampler(Protocol):
-    """Answers requests. Temperature and stop tokens are set when it is built."""
+    """Samples responses to requests. Temperature and stop tokens are set at construction."""
 
     replica: Replica
 
     def add(self, request: Request) -> None:
-        """Queue a request; allowed at any time, also between calls of `step`."""
+        """Queue a request; allowed at any time between calls of `step`."""
 
     def step(self) -> list[Sample]:
-        """Advance a little, and return the samples that have finished since the last call (possibly none).
+        """Advance by about one token, and return the samples that finished since the last call (possibly none).
 
-        A caller decides between steps whether to give up, so a step takes about a token's time.
+        Callers decide between steps whether to stop, so a step has to be short.
         """
 
     def has_unfinished(self) -> bool:
-        """Whether some request still lacks a sample."""
+        """Whether any request still lacks a sample."""
 
-    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
-        """Give up what is unfinished of the requests of these keys; none of it comes out any more."""
+    def abort(self, keys: Collection[RequestKey]) -> None:
+        """Drop the unfinished samples of these requests; none of them is returned later."""
 
     def reset_prefix_cache(self) -> None:
-        """Drop cached prompts, so that nothing sampled before touches what comes. Nothing may be in flight."""
+        """Drop cached prompts, so that earlier samples cannot affect later ones. Requires that nothing is in flight."""
 
     def sleep(self) -> None:
-        """Leave the device to others until the next load. Nothing may be in flight."""
+        """Free the device's memory until the next load of weights. Requires that nothing is in flight."""
 
     def close(self) -> None:
-        """Give back what the engine holds; nothing may be asked of it, or of the process group, afterwards."""
+        """Release the engine's resources. Neither the engine nor the process group can be used afterwards."""
 
 
 class RolloutEngine(Sampler, Protocol):
     """Samples from the current weights of one policy."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
+        """Load the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
 
-        Every rank of the replica gives them. Raises ValueError if a tensor is unknown, missing or of another shape; the
+        Called on every rank of the replica. Raises ValueError if a tensor is unknown, missing or of another shape; the
         engine then refuses to sample until a load succeeds.
         """
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take adapters of the weights loaded before, as `model.lora` describes them and by PEFT's names; use them."""
+        """Load the adapters that `model.lora` describes, by PEFT's names; apply them to the weights loaded before."""

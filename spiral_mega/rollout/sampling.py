@@ -1,4 +1,4 @@
-"""Token sampling whose randomness belongs to a trace: uniforms from (seed, position), never from a shared state."""
+"""Token sampling with per-trace randomness: uniforms from (seed, position), never from a shared generator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def trace_uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), float64 [B], one for each seed [B] at a token position (splitmix64).
+    """Return uniform numbers in [0, 1), float64 [B], one for each seed [B] at a token position (splitmix64).
 
     Counter-based: the same seed and position give the same number in any batch, on any device.
     """
@@ -26,13 +26,13 @@ def _splitmix64(state: np.ndarray) -> np.ndarray:
 
 
 def sample_tokens(logits: torch.Tensor, temperature: float, uniforms: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] and their log-probs [B] from logits [B, V] / temperature, by inverse transform of uniforms [B].
+    """Sample tokens [B] with log-probs [B] from logits [B, V] / temperature, by inverse transform of uniforms [B].
 
-    The sums are taken in float64, so that a large vocabulary does not bias the tail.
+    Probabilities are accumulated in float64, so that a large vocabulary does not bias the tail.
     """
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     cdf = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     threshold = torch.from_numpy(uniforms).to(cdf.device)[:, None] * cdf[:, -1:]
-    # right=True: the first entry above the threshold, so a token of probability zero is never taken
+    # right=True takes the first entry above the threshold, so never a token of probability zero.
     tokens = torch.searchsorted(cdf, threshold, right=True).clamp_(max=logits.shape[-1] - 1)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

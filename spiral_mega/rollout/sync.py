@@ -1,13 +1,17 @@
-"""The policy's weights into the engine, and a canary that shows when they did not arrive.
+"""Syncs the policy's weights into the engine, and checks on one response that they arrived.
 
-It tells dummy, partial and scrambled weights, and another model, from the right ones at any bound. An engine that is
-one small update behind differs by little more than rounding: only a tight `max_sync_gap` shows that.
+    release()   engine sleeps, if rollout.engine.sleep
+    ...         the policy updates
+    __call__()  empty torch's cache -> base weights (each time, or once with adapters) -> adapters -> check
+
+The check compares the engine's log-probs with the policy's. At any bound it detects dummy, partial and scrambled
+weights, and another model. An engine that is one small update behind differs by little more than rounding, which only
+a tight `rollout.sync.max_logprob_gap` detects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -18,9 +22,11 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import FrozenPolicy
-from spiral_mega.rollout.engine import Request, RolloutEngine
+from spiral_mega.rollout.engine import Request, RequestKey, RolloutEngine, Sample
+from spiral_mega.traces import SEARCH
 
-CANARY_TOKENS = 16
+CHECK_KEY = RequestKey(episode=-1, component=SEARCH)  # of no episode
+CHECK_TOKENS = 16
 
 
 class SyncError(UserError):
@@ -28,17 +34,17 @@ class SyncError(UserError):
 
 
 class WeightSync:
-    """Streams weights and compares, on a response to `prompt_ids`, the engine's log-probs with the policy's.
+    """Streams weights into the engine, then compares log-probs on a response to `prompt_ids`.
 
-    With `rollout.sync.lora` "adapter" the weights go once, without adapters, and the adapters each time. What is `frozen`
-    goes once, unless the engine loses it in its sleep.
+    With `rollout.sync.lora` "adapter" the base weights are sent once and the adapters at each sync. A `frozen` model is
+    sent once, unless the engine loses its weights in sleep.
     """
 
     def __init__(
         self,
         policy: FrozenPolicy,
         engine: RolloutEngine,
-        prompt_ids: Seq[int],
+        prompt_ids: Sequence[int],
         config: Config,
         runtime: Runtime,
         *,
@@ -50,60 +56,72 @@ class WeightSync:
         self.adapter, self.base_sent = config.rollout.sync.lora == "adapter", False
         self.sleeps = config.rollout.engine.sleep
         self.once, self.sent = frozen and not self.sleeps, False
-        self._request = Request(("canary",), list(prompt_ids), 1, 0, CANARY_TOKENS)
+        self._request = Request(CHECK_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CHECK_TOKENS)
 
     def release(self) -> None:
-        """Sampling is over until the next sync: the engine leaves the device to the policy, if it is to."""
+        """Let the engine free the device's memory for the policy until the next sync, if it is configured to sleep."""
         if self.sleeps:
             self.engine.sleep()
 
     def __call__(self) -> dict[str, float]:
-        """Sync, check and return the gap; collective. Raises SyncError on every rank when that of any is too large."""
+        """Sync and check; return the log-prob gap as a metric. Collective.
+
+        Raises SyncError on every rank if the gap of any is too large.
+        """
         if not (self.once and self.sent):
             self._send()
             self.sent = True
-        gap = max_over_ranks({"gap": self._gap()})["gap"]
+        gap = max_over_ranks({"gap": self._logprob_gap()})["gap"]
         if not gap <= self.max_logprob_gap:
             raise SyncError(
                 f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, more than "
-                f"rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are stale or partial, or it computes "
-                "another model. Nothing was trained on its samples"
+                f"rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are stale or partial, or it "
+                "computes another model. Nothing was trained on its samples"
             )
         return {"sampler/canary_gap": gap}
 
     def _send(self) -> None:
-        self.runtime.empty_cache()  # the engine takes its memory from the device, not from torch
+        self.runtime.empty_cache()  # the engine allocates from the device, not from torch's cache
         if not self.base_sent:
             self.engine.load_weights(self.policy.weights(self.dtype, merge=not self.adapter))
         if self.adapter:
             self.base_sent = True
             self.engine.load_adapter(self.policy.adapter())
 
-    def _gap(self) -> float:
+    def _logprob_gap(self) -> float:
+        """Return the largest difference between the engine's and the policy's log-probs on one response."""
+        sample = self._sample_response()
+        response = TrainingSequence(
+            SequenceKey(0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, advantage=0.0, weight=0.0
+        )
+        difference = self.policy.logprobs([response]).cpu() - torch.tensor(sample.logprobs)
+        # NaN counts as infinite, as it would pass any bound.
+        return float(difference.abs().nan_to_num(nan=float("inf")).max())
+
+    def _sample_response(self) -> Sample:
         self.engine.add(self._request)
-        samples = []
+        samples: list[Sample] = []
         while self.engine.has_unfinished():
             samples += self.engine.step()
         (sample,) = samples
-        canary = TrainingSequence(
-            SequenceKey(0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, 0.0, 0.0
-        )
-        difference = self.policy.logprobs([canary]).cpu() - torch.tensor(sample.logprobs)
-        # NaN counts as infinitely far, not as smaller than the bound.
-        return float(difference.abs().nan_to_num(nan=float("inf")).max())
+        return sample
 
 
 class Syncs:
-    """One sync for each model, each with its own canary; none where there is no engine."""
+    """One sync for each model, each with its own check; empty where there is no engine."""
 
     def __init__(self, by_model: Mapping[str, WeightSync]) -> None:
         self.by_model = dict(by_model)
 
     def release(self) -> None:
-        """As WeightSync's."""
+        """See WeightSync.release."""
         for sync in self.by_model.values():
             sync.release()
 
     def __call__(self) -> dict[str, float]:
-        """As WeightSync's, the gaps by model."""
-        return {metric_key(gap, model): value for model, sync in self.by_model.items() for gap, value in sync().items()}
+        """See WeightSync; the metrics are by model."""
+        metrics = {}
+        for model, sync in self.by_model.items():
+            for name, value in sync().items():
+                metrics[metric_key(name, model)] = value
+        return metrics

@@ -1,7 +1,11 @@
-"""The embedded engine: batched sampling with a KV cache on a plain transformers model. No server, no extra package.
+"""The embedded engine: batched sampling with a KV cache on a plain transformers model, without extra packages.
 
-It decodes one batch to its end, a token a step, before it takes the next. For throughput on GPUs use an engine with
-continuous batching.
+It decodes one batch to its end, one token a step, before it starts the next one. For throughput on GPUs use an engine
+with continuous batching.
+
+    queue of rows (one a sample) --_prefill--> batch --_sample--> one token for each row --_forward_tokens--> batch ...
+    each distinct prompt once,                         finished rows are returned,
+    its cache repeated for its rows                    and dropped when half of the batch has finished
 """
 
 from __future__ import annotations
@@ -9,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +25,15 @@ from spiral_mega.errors import UserError
 from spiral_mega.models.tensor_names import checkpoint_tensors
 from spiral_mega.models.weights import checked_weights
 from spiral_mega.rollout.decoding import ATTENTION, growing_cache
-from spiral_mega.rollout.engine import Replica, Request, Sample
+from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
 from spiral_mega.traces import FinishReason
 
 
 @dataclass(slots=True)
 class _Row:
+    """One sample of a request: the tokens so far, and their log-probs."""
+
     request: Request
     index: int
     token_ids: list[int] = field(default_factory=list)
@@ -36,12 +41,16 @@ class _Row:
     finish: FinishReason | None = None
     cached_tokens: int = 0
 
+    def sample(self) -> Sample:
+        assert self.finish is not None
+        return Sample(self.request.key, self.index, self.token_ids, self.logprobs, self.finish, self.cached_tokens)
+
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows [B] that decode together: all at the same `position`, some of them finished.
+    """Rows [B] that decode together, all at the same response `position`; some of them have finished.
 
-    `mask` [B, cached] tells real tokens from padding; `logits` [B, V] are those of the next token.
+    `mask` [B, cached] is 1 for real tokens and 0 for padding; `logits` [B, V] predict the next token.
     """
 
     rows: list[_Row]
@@ -50,12 +59,23 @@ class _Batch:
     logits: torch.Tensor
     position: int = 0
 
+    def running(self) -> list[int]:
+        """Return the positions of the unfinished rows."""
+        return [slot for slot, row in enumerate(self.rows) if row.finish is None]
+
+    def select(self, slots: list[int]) -> None:
+        """Keep these rows only, in mask and cache; the caller replaces `logits`."""
+        indices = torch.tensor(slots, device=self.mask.device)
+        self.cache.batch_select_indices(indices)
+        self.mask = self.mask[indices]
+        self.rows = [self.rows[slot] for slot in slots]
+
 
 class TransformersEngine:
-    """Samples from `model` [vocabulary V] on its own device.
+    """A `RolloutEngine` that samples from `model` [vocabulary V] on the model's device.
 
-    `stop_ids` end a response and are kept in it, also where the padding token is the same. Raises UserError for a
-    model whose cache is more than keys and values (state-space and linear attention layers).
+    `stop_ids` end a response and are part of it, even one that is also the padding token. Raises UserError for a model
+    whose cache holds more than keys and values (state-space and linear attention layers).
     """
 
     def __init__(
@@ -75,7 +95,7 @@ class TransformersEngine:
         self.max_num_seqs = max_num_seqs
         self._queue: list[_Row] = []
         self._batch: _Batch | None = None
-        self._half_loaded = False
+        self._partly_loaded = False
         _check_cache(model)
         if model.config._attn_implementation == "sdpa":
             model.set_attn_implementation(ATTENTION)
@@ -85,13 +105,14 @@ class TransformersEngine:
             raise ValueError(f"request {request.key!r} needs a prompt, max_tokens >= 1 and num_samples >= 1")
         self._queue += [_Row(request, index) for index in range(request.num_samples)]
 
-    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
+    def abort(self, keys: Collection[RequestKey]) -> None:
         self._queue = [row for row in self._queue if row.request.key not in keys]
-        rows = self._batch.rows if self._batch is not None else []
-        for row in rows:
-            if row.request.key in keys:
-                row.finish = row.finish or "length"  # it leaves the batch unreported
-        if all(row.finish is not None for row in rows):
+        if self._batch is None:
+            return
+        for row in self._batch.rows:
+            if row.request.key in keys and row.finish is None:
+                row.finish = "length"  # leaves the batch without being returned
+        if not self._batch.running():
             self._batch = None
 
     def has_unfinished(self) -> bool:
@@ -100,19 +121,16 @@ class TransformersEngine:
     @torch.inference_mode()
     def step(self) -> list[Sample]:
         """Decode one token of every row of the batch."""
-        if self._half_loaded:
-            raise RuntimeError("the last load_weights failed half-way: load a whole set of weights before sampling")
+        if self._partly_loaded:
+            raise RuntimeError("the last load_weights failed part-way: load all weights before sampling")
         if self._batch is None:
             if not self._queue:
                 return []
-            self._queue.sort(key=lambda row: row.request.priority)  # stable: equals keep their order
-            self._batch = self._prefill(self._queue[: self.max_num_seqs])
-            del self._queue[: self.max_num_seqs]
+            self._batch = self._next_batch()
         batch = self._batch
         tokens, samples = self._sample(batch)
-        running = [slot for slot, row in enumerate(batch.rows) if row.finish is None]
-        if running:
-            self._forward_tokens(batch, tokens, running)
+        if batch.running():
+            self._forward_tokens(batch, tokens)
         else:
             self._batch = None
         return samples
@@ -121,11 +139,11 @@ class TransformersEngine:
         parameters = ((name, each.detach()) for name, each in self.model.named_parameters(remove_duplicate=False))
         targets = dict(checkpoint_tensors(self.model.config.model_type, parameters))
         shapes = {name: target.shape for name, target in targets.items()}
-        self._half_loaded = True
+        self._partly_loaded = True
         with torch.no_grad():
             for name, tensor in checked_weights(weights, shapes):
                 targets[name].copy_(tensor)
-        self._half_loaded = False
+        self._partly_loaded = False
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise NotImplementedError("the embedded engine takes merged weights: set rollout.sync.lora=merge")
@@ -140,27 +158,29 @@ class TransformersEngine:
         self._queue.clear()
         self._batch = None
 
+    def _next_batch(self) -> _Batch:
+        """Take the rows of lowest `priority` from the queue, and prefill them."""
+        self._queue.sort(key=lambda row: row.request.priority)  # stable: equals keep their order
+        rows = self._queue[: self.max_num_seqs]
+        batch = self._prefill(rows)
+        del self._queue[: self.max_num_seqs]
+        return batch
+
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Run each distinct prompt once (left-padded) and repeat its cache for every row that shares it."""
-        requests = list({id(row.request): row.request for row in rows}.values())
+        """Run each distinct prompt once, left-padded, and repeat its cache for all rows that share it."""
         for before, row in pairwise(rows):
             row.cached_tokens = len(row.request.prompt_ids) if row.request is before.request else 0
-        width = max(len(request.prompt_ids) for request in requests)
-        ids = torch.zeros(len(requests), width, dtype=torch.long)
-        mask = torch.zeros(len(requests), width, dtype=torch.long)
-        for i, request in enumerate(requests):
-            ids[i, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-            mask[i, width - len(request.prompt_ids) :] = 1
+        requests = list({id(row.request): row.request for row in rows}.values())
+        ids, mask = (each.to(self.device) for each in _left_padded([request.prompt_ids for request in requests]))
         cache = growing_cache(self.model.config)
-        mask = mask.to(self.device)
-        logits = self._forward(ids.to(self.device), mask, cache)
-        slots = {id(request): i for i, request in enumerate(requests)}
+        logits = self._forward(ids, mask, cache)
+        slots = {id(request): slot for slot, request in enumerate(requests)}
         repeat = torch.tensor([slots[id(row.request)] for row in rows], device=self.device)
         cache.batch_select_indices(repeat)
         return _Batch(rows, cache, mask[repeat], logits[repeat])
 
     def _sample(self, batch: _Batch) -> tuple[torch.Tensor, list[Sample]]:
-        """The next token [B] of every row, and the rows that it finished."""
+        """Sample the next token of every row; return the tokens [B], and the samples that they finish."""
         seeds = np.array([row.request.seed + row.index for row in batch.rows], dtype=np.uint64)
         uniforms = trace_uniforms(seeds, batch.position)
         tokens, logprobs = sample_tokens(batch.logits, self.temperature, uniforms)
@@ -171,37 +191,46 @@ class TransformersEngine:
                 continue
             row.token_ids.append(token)
             row.logprobs.append(logprob)
-            row.finish = self._finish(row)
+            row.finish = self._finish_reason(row)
             if row.finish is not None:
-                samples.append(
-                    Sample(row.request.key, row.index, row.token_ids, row.logprobs, row.finish, row.cached_tokens)
-                )
+                samples.append(row.sample())
         return tokens, samples
 
-    def _forward_tokens(self, batch: _Batch, tokens: torch.Tensor, running: list[int]) -> None:
-        """Feed `tokens` [B] to the model; finished rows leave the batch as it halves."""
+    def _finish_reason(self, row: _Row) -> FinishReason | None:
+        if row.token_ids[-1] in self.stop_ids:
+            return "stop"
+        return "length" if len(row.token_ids) >= row.request.max_tokens else None
+
+    def _forward_tokens(self, batch: _Batch, tokens: torch.Tensor) -> None:
+        """Feed `tokens` [B] to the model; finished rows are dropped once they are half of the batch."""
+        running = batch.running()
         if len(running) <= len(batch.rows) // 2:
-            keep = torch.tensor(running, device=self.device)
-            batch.cache.batch_select_indices(keep)
-            batch.mask, tokens = batch.mask[keep], tokens[keep]
-            batch.rows = [batch.rows[slot] for slot in running]
-        # What a finished row is fed counts as padding, so its position stays within the model's.
-        real = torch.tensor([[row.finish is None] for row in batch.rows], dtype=batch.mask.dtype, device=self.device)
-        batch.mask = torch.cat([batch.mask, real], dim=1)
+            batch.select(running)
+            tokens = tokens[torch.tensor(running, device=self.device)]
+        # A finished row's tokens count as padding, so that its position stays within the model's maximum.
+        is_real = [[row.finish is None] for row in batch.rows]
+        new_column = torch.tensor(is_real, dtype=batch.mask.dtype, device=self.device)
+        batch.mask = torch.cat([batch.mask, new_column], dim=1)
         batch.logits = self._forward(tokens[:, None], batch.mask, batch.cache)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Logits [B, V] of the last column of ids [B, W], given the mask [B, cached + W] of real tokens."""
+        """Return logits [B, V] at the last column of ids [B, W], given the mask [B, cached + W] of real tokens."""
         positions = (mask.cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
         output = self.model(
             ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
         )
         return output.logits[:, -1]
 
-    def _finish(self, row: _Row) -> FinishReason | None:
-        if row.token_ids[-1] in self.stop_ids:
-            return "stop"
-        return "length" if len(row.token_ids) >= row.request.max_tokens else None
+
+def _left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids [B, longest prompt], padded on the left with 0, and the mask of real tokens."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros(len(prompts), width, dtype=torch.long)
+    for i, prompt in enumerate(prompts):
+        ids[i, width - len(prompt) :] = torch.tensor(prompt)
+        mask[i, width - len(prompt) :] = 1
+    return ids, mask
 
 
 def _check_cache(model: PreTrainedModel) -> None:
@@ -214,9 +243,9 @@ def _check_cache(model: PreTrainedModel) -> None:
 
 
 def empty_model(config: Config, runtime: Runtime) -> PreTrainedModel:
-    """The model of `config` on this rank's device, with weights yet to come."""
+    """Return the model of `config` on this rank's device, with weights yet to be loaded."""
     hf_config = AutoConfig.from_pretrained(config.model.path)
-    # Training may move a tied head apart from the embedding (LoRA on the unembedding), so the engine's is its own.
+    # Training may move a tied head away from the embedding (LoRA on the unembedding), so the engine unties them.
     hf_config.tie_word_embeddings = False
     with torch.device(runtime.device):
         return AutoModelForCausalLM.from_config(

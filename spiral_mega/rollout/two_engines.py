@@ -1,42 +1,45 @@
-"""Two engines that answer as one: search requests go to theta's, all others to phi's (paper, appendix B)."""
+"""Two engines behind one interface: search requests go to theta's, all others to phi's (paper, appendix B)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from spiral_mega.config.model_set import model_for
-from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
+from spiral_mega.rollout.engine import Request, RequestKey, RolloutEngine, Sample
 from spiral_mega.traces import SEARCH
 
 
 class TwoEngines:
-    """See spiral_mega.rollout.engine.Sampler. Weights go to each of `engines`, which are by their model's name."""
+    """A `Sampler` over `engines`, by the name of their model; weights are loaded into each of them directly."""
 
     def __init__(self, engines: Mapping[str, RolloutEngine]) -> None:
         self.engines, self.replica = dict(engines), engines[SEARCH].replica
 
     def add(self, request: Request) -> None:
-        self.engines[model_for(request.component, self.engines)].add(request)
+        self.engines[model_for(request.key.component, self.engines)].add(request)
 
     def step(self) -> list[Sample]:
-        return [sample for each in self.engines.values() if each.has_unfinished() for sample in each.step()]
+        samples = []
+        for engine in self.engines.values():
+            if engine.has_unfinished():
+                samples += engine.step()
+        return samples
 
     def has_unfinished(self) -> bool:
-        return any(each.has_unfinished() for each in self.engines.values())
+        return any(engine.has_unfinished() for engine in self.engines.values())
 
-    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
-        for each in self.engines.values():
-            each.abort(keys)
+    def abort(self, keys: Collection[RequestKey]) -> None:
+        for engine in self.engines.values():
+            engine.abort(keys)
 
     def reset_prefix_cache(self) -> None:
-        for each in self.engines.values():
-            each.reset_prefix_cache()
+        for engine in self.engines.values():
+            engine.reset_prefix_cache()
 
     def sleep(self) -> None:
-        for each in self.engines.values():
-            each.sleep()
+        for engine in self.engines.values():
+            engine.sleep()
 
     def close(self) -> None:
-        for each in self.engines.values():
-            each.close()
+        for engine in self.engines.values():
+            engine.close()

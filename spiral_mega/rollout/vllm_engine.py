@@ -1,7 +1,16 @@
-"""vLLM in the trainer's own process: continuous batching, prefix cache, tensor parallel over groups of ranks.
+"""vLLM in the trainer's own process: continuous batching, prefix cache, tensor parallelism over groups of ranks.
 
-Each rank runs an engine core of its own ("external launcher"). The ranks of a tensor-parallel group must be given the
-same requests in the same order; they then schedule alike and need no further agreement.
+Each rank runs its own engine core ("external launcher"). The ranks of a tensor-parallel group must be given the same
+requests in the same order; they then schedule alike, and need no other coordination.
+
+With `rollout.engine.sleep` engine and policy take turns on the device's memory, in this order:
+
+    engine   sample, sleep                          wake weights, load, wake KV cache, reset prefix cache, sample
+    policy                  update, empty torch's cache
+    ---------------------------------------------------------------------------------------------------------> time
+
+Sleep drops the weights, which the next sync brings again (level 2), or keeps them in CPU memory where only adapters are
+synced (level 1).
 """
 
 from __future__ import annotations
@@ -13,7 +22,6 @@ import random
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +31,29 @@ from safetensors.torch import save_file
 
 from spiral_mega.config import Config
 from spiral_mega.config.model_set import DEFAULT_MODEL, model_for
+from spiral_mega.config.schema import LoraConfig
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
 from spiral_mega.models.weights import checked_weights, weight_shapes
-from spiral_mega.rollout.engine import Replica, Request, RolloutEngine, Sample
+from spiral_mega.rollout.engine import Replica, Request, RequestKey, RolloutEngine, Sample
 from spiral_mega.rollout.vllm_experts import pack_experts_on_every_load
 
-# Read by vLLM at import. In-process, or the engine core would be a process of its own, out of reach of the weights.
+# vLLM reads these at import. In-process, as weights cannot be loaded into an engine core that is another process.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of max_lora_rank that vLLM accepts
 SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class VllmEngine:
-    """See spiral_mega.rollout.engine.RolloutEngine. Weights are those that `load_weights` brings, never the disk's.
+    """A `RolloutEngine`. Its weights are those that `load_weights` brings, never those on disk.
 
-    `models`: the adapters that it adds to its weights, by their models' names; `for_model` tells one's requests and loads.
+    `models` names the models that share the engine's weights, each with an adapter of its own; `for_model` returns the
+    engine as one of them sees it.
     """
 
     def __init__(
@@ -55,67 +65,40 @@ class VllmEngine:
         models: Sequence[str] = (DEFAULT_MODEL,),
     ) -> None:
         self.replica = replica
-        rollout = config.rollout
         self.stop_ids = sorted(stop_ids)
-        self.temperature = rollout.sampling.temperature
-        self._in_flight: dict[str, tuple[Request, int]] = {}
-        self._count = 0
+        self.temperature = config.rollout.sampling.temperature
+        self.needs_weights = True  # until the first load, and after a load that failed part-way
+        self._in_flight: dict[str, tuple[Request, int]] = {}  # by vLLM's request id: request, index of the sample
+        self._num_requests = 0
         self._shapes = weight_shapes(config.model.path)
-        self.needs_weights = True  # dummy ones, until the first load, and half of them after one that failed
-        self._lora = config.model.lora if rollout.sync.lora == "adapter" else None
-        self._ids = {model: number for number, model in enumerate(models, 1)}
-        self._adapters: dict[str, Any] = {}  # by model, what its requests name, once there is one
+        self._lora = config.model.lora if config.rollout.sync.lora == "adapter" else None
+        self._adapter_ids = {model: number for number, model in enumerate(models, 1)}
+        self._adapters: dict[str, Any] = {}  # by model: the LoRARequest of its requests, after the first load
         self._asleep = False
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with contained(runtime):
-            try:
-                from vllm import LLM
-            except ImportError as error:
-                raise ConfigError(
-                    "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
-                    "tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
-                ) from error
-            pack_experts_on_every_load()
-            self._llm = LLM(
-                model=config.model.path,
-                tokenizer=config.model.tokenizer or config.model.path,
-                distributed_executor_backend="external_launcher",
-                tensor_parallel_size=rollout.engine.tensor_parallel,
-                dtype=config.policy.param_dtype,
-                load_format="dummy",
-                # A tied head may be trained apart from the embedding, so the engine's is its own.
-                hf_overrides={"tie_word_embeddings": False},
-                logprobs_mode="processed_logprobs",
-                kv_cache_memory_bytes=rollout.engine.kv_cache_mb * 2**20,
-                block_size=32,
-                max_model_len=rollout.sampling.max_context_tokens,
-                max_num_seqs=rollout.engine.max_num_seqs,
-                enable_prefix_caching=True,
-                scheduling_policy="priority",
-                seed=config.run.seed,
-                disable_log_stats=True,
-                enable_lora=self._lora is not None,
-                max_loras=len(self._ids),
-                max_lora_rank=min(rank for rank in LORA_RANKS if rank >= (self._lora.rank if self._lora else 0)),
-                **runtime.vllm_options(sleep=rollout.engine.sleep),
-            )
-        _forget_names(replica)
+            self._llm = _make_llm(config, runtime, self._lora, num_adapters=len(models))
+        _unlink_shared_memory(replica)
         self._engine = self._llm.llm_engine
         # It warns at every load that rotary embeddings, which have no weights, got none; `checked_weights` is stricter.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def add(self, request: Request) -> None:
+        self.add_for(request, model_for(request.key.component, self._adapter_ids))
+
+    def add_for(self, request: Request, model: str) -> None:
+        """Queue a request that `model` is to answer."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        # vLLM makes n children of a request with seeds seed + i, but returns them when all have ended. Made here, each
-        # comes back as it ends, and the prefix cache serves their common prompt just the same.
+        # For n samples vLLM would make n children with seeds seed + i, but return them when all have finished. Separate
+        # requests return each sample as it finishes, and the prefix cache serves their common prompt just the same.
         for index in range(request.num_samples):
-            name = str(self._count)
-            self._count += 1
-            self._in_flight[name] = (request, index)
+            request_id = str(self._num_requests)
+            self._num_requests += 1
+            self._in_flight[request_id] = (request, index)
             params = SamplingParams(
                 temperature=self.temperature,
                 max_tokens=request.max_tokens,
@@ -126,52 +109,47 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
-            adapter = self._adapters.get(model_for(request.component, self._ids))
-            self._engine.add_request(name, prompt, params, lora_request=adapter, priority=request.priority)
+            adapter = self._adapters.get(model)
+            self._engine.add_request(request_id, prompt, params, lora_request=adapter, priority=request.priority)
 
-    def abort(self, keys: Collection[tuple[Any, ...]]) -> None:
-        names = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
-        self._engine.abort_request(names)
-        for name in names:
-            del self._in_flight[name]
+    def abort(self, keys: Collection[RequestKey]) -> None:
+        request_ids = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
+        self._engine.abort_request(request_ids)
+        for request_id in request_ids:
+            del self._in_flight[request_id]
 
     def has_unfinished(self) -> bool:
         return bool(self._in_flight)
 
     def step(self) -> list[Sample]:
         if self.needs_weights:
-            raise RuntimeError("the last load_weights failed half-way: load a whole set of weights before sampling")
-        samples = []
-        for output in self._engine.step():
-            if not output.finished:
-                continue
-            request, index = self._in_flight.pop(output.request_id)
-            answer = output.outputs[0]
-            token_ids = list(answer.token_ids)
-            logprobs = [entry[token].logprob for token, entry in zip(token_ids, answer.logprobs, strict=True)]
-            cached = output.num_cached_tokens or 0
-            samples.append(Sample(request.key, index, token_ids, logprobs, answer.finish_reason, cached))
-        return samples
+            raise RuntimeError("the last load_weights failed part-way: load all weights before sampling")
+        return [self._sample(output) for output in self._engine.step() if output.finished]
+
+    def _sample(self, output: Any) -> Sample:
+        """Return the sample in vLLM's output of a finished request."""
+        request, index = self._in_flight.pop(output.request_id)
+        answer = output.outputs[0]
+        token_ids = list(answer.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(token_ids, answer.logprobs, strict=True)]
+        return Sample(request.key, index, token_ids, logprobs, answer.finish_reason, output.num_cached_tokens or 0)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         checked = checked_weights(weights, self._shapes)
-        with self._receiving():
+        with self._loading():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]], model: str = DEFAULT_MODEL) -> None:
         from vllm.lora.request import LoRARequest
 
         assert self._lora is not None
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in weights}
-        # vLLM takes an adapter from files; these are in memory, and gone when it has read them.
-        with self._receiving(), tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder:
-            save_file(tensors, Path(folder) / "adapter_model.safetensors")
-            settings = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha, "bias": "none"}
-            settings |= {"target_modules": list(self._lora.targets)}
-            (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
-            name, number = model or "policy", self._ids[model]
+        name, number = model or "policy", self._adapter_ids[model]
+        tensors = {tensor_name: tensor.cpu().contiguous() for tensor_name, tensor in weights}
+        # vLLM reads an adapter from files; these are in memory, and are removed once it has read them.
+        with self._loading(), tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder:
+            _write_adapter(Path(folder), tensors, self._lora)
             if not self._engine.add_lora(LoRARequest(name, number, folder, load_inplace=True)):
-                raise RuntimeError("vLLM did not take the adapter")
+                raise RuntimeError("vLLM did not accept the adapter")
         self._adapters[model] = LoRARequest(name, number, "loaded")  # requests must not load it again
 
     def reset_prefix_cache(self) -> None:
@@ -179,15 +157,18 @@ class VllmEngine:
             raise RuntimeError("vLLM kept its prefix cache: requests were still in flight")
 
     def sleep(self) -> None:
-        """Weights that a sync will not bring again are kept in CPU memory."""
+        """Free the device's memory. Weights that a sync will not bring again are kept in CPU memory."""
         if self._asleep:
             return
         self._llm.sleep(level=1 if self._lora is not None else 2)
         self._asleep = True
 
     @contextmanager
-    def _receiving(self) -> Iterator[None]:
-        """Around new weights: memory for them first, and for the cache after, which is then empty."""
+    def _loading(self) -> Iterator[None]:
+        """Wake the weights before a load, and the KV cache after it.
+
+        The cache is then empty: what it held was computed with the old weights.
+        """
         self.needs_weights = True
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
@@ -199,16 +180,16 @@ class VllmEngine:
         self.reset_prefix_cache()
 
     def close(self) -> None:
-        """End the engine core. It takes the process group with it, so it comes last."""
+        """Shut the engine core down. This destroys the process group too, so close the engine last."""
         self._engine.engine_core.shutdown()
 
     def for_model(self, model: str) -> RolloutEngine:
-        """The engine as that model's alone: its requests, and its adapter."""
-        return _Part(self, model)
+        """Return the engine as it serves one model alone: that model's requests and adapter."""
+        return _ModelEngine(self, model)
 
 
-class _Part:
-    """See VllmEngine.part."""
+class _ModelEngine:
+    """See VllmEngine.for_model."""
 
     def __init__(self, engine: VllmEngine, model: str) -> None:
         self.engine, self.model, self.replica = engine, model, engine.replica
@@ -216,10 +197,10 @@ class _Part:
         self.reset_prefix_cache, self.sleep, self.close = engine.reset_prefix_cache, engine.sleep, engine.close
 
     def add(self, request: Request) -> None:
-        self.engine.add(changed(request, component=self.model))
+        self.engine.add_for(request, self.model)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """The base, which is the same for all: whoever comes first brings it."""
+        """Load the base weights, unless another model, whose base is the same, has already done so."""
         if self.engine.needs_weights:
             self.engine.load_weights(weights)
 
@@ -227,11 +208,65 @@ class _Part:
         self.engine.load_adapter(weights, self.model)
 
 
+def _make_llm(config: Config, runtime: Runtime, lora: LoraConfig | None, num_adapters: int) -> Any:
+    """Return vLLM's engine with dummy weights; call within `contained`."""
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise ConfigError(
+            "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
+            "tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
+        ) from error
+    pack_experts_on_every_load()
+    engine, sampling = config.rollout.engine, config.rollout.sampling
+    lora_rank = lora.rank if lora is not None else 0
+    return LLM(
+        model=config.model.path,
+        tokenizer=config.model.tokenizer or config.model.path,
+        distributed_executor_backend="external_launcher",
+        tensor_parallel_size=engine.tensor_parallel,
+        dtype=config.policy.param_dtype,
+        load_format="dummy",
+        # A tied head may be trained away from the embedding, so the engine unties them.
+        hf_overrides={"tie_word_embeddings": False},
+        logprobs_mode="processed_logprobs",
+        kv_cache_memory_bytes=engine.kv_cache_mb * 2**20,
+        block_size=32,
+        max_model_len=sampling.max_context_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        enable_prefix_caching=True,
+        scheduling_policy="priority",
+        seed=config.run.seed,
+        disable_log_stats=True,
+        enable_lora=lora is not None,
+        max_loras=num_adapters,
+        max_lora_rank=min(rank for rank in LORA_RANKS if rank >= lora_rank),
+        **runtime.vllm_options(sleep=engine.sleep),
+    )
+
+
+def _write_adapter(folder: Path, tensors: dict[str, torch.Tensor], lora: LoraConfig) -> None:
+    """Write an adapter in PEFT's format."""
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "bias": "none",
+        "target_modules": list(lora.targets),
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
 @contextmanager
 def contained(runtime: Runtime) -> Iterator[None]:
-    """Give vLLM the launcher's variables, and keep what it changes in the process from lasting beyond its start."""
-    environment, threads = dict(os.environ), torch.set_num_threads
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    """Set the launcher's variables for vLLM's start; afterwards undo what vLLM changed in the process.
+
+    Restored are environment variables (but for VLLM_*), `torch.set_num_threads`, and the random states of Python,
+    numpy and torch.
+    """
+    environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     os.environ.update(RANK=str(runtime.rank), LOCAL_RANK=str(runtime.local_rank), WORLD_SIZE=str(runtime.world_size))
     try:
         yield
@@ -240,18 +275,20 @@ def contained(runtime: Runtime) -> Iterator[None]:
             if not name.startswith("VLLM_"):
                 del os.environ[name]
         os.environ.update(environment)
-        torch.set_num_threads = threads
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+        torch.set_num_threads = set_num_threads
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
 
 
-def _forget_names(replica: Replica) -> None:
-    """Take the names off the memory by which the ranks of an engine talk in vLLM's CPU build; all have joined by now.
+def _unlink_shared_memory(replica: Replica) -> None:
+    """Unlink the shared memory by which the ranks of an engine communicate in vLLM's CPU build; all have opened it.
 
-    They tell nothing but the ranks, and vLLM takes them off in Python's teardown alone: left by a process that ended
-    without one, killed or not, they would keep the next run on this machine from starting.
+    Its names contain nothing but the ranks, and vLLM unlinks them only in Python's teardown. A process that ends
+    without one, killed or not, would leave names that keep the next run on this machine from starting.
     """
+    if SHARED_MEMORY is None:
+        return
     ranks = "-".join(map(str, replica.ranks(replica.index)))
-    for path in Path(SHARED_MEMORY).glob(f"*-[[]{ranks}[]]-cpushm_*") if SHARED_MEMORY else ():
+    for path in Path(SHARED_MEMORY).glob(f"*-[[]{ranks}[]]-cpushm_*"):
         path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import pytest
 
 from spiral_mega.config import AlgorithmConfig
 from spiral_mega.evaluation.accuracy import measure_accuracy
-from spiral_mega.rollout.pipeline import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Trace
 from tests.rollout.launches import of_ranks
 from tests.rollout.rank_jobs import scripted_evaluation

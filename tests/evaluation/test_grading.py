@@ -9,7 +9,7 @@ from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.episode_run import Task
+from spiral_mega.rollout.episode_builder import Task
 from spiral_mega.rollout.pipeline import Pipeline
 from tests.rollout.launches import PROBLEMS, real_config
 from tests.rollout.verifiers import word_sum

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, GPT2LMHeadModel
 
-from spiral_mega.rollout.engine import Request, Sample
+from spiral_mega.rollout.engine import Request, RequestKey, Sample
 from spiral_mega.rollout.transformers_engine import TransformersEngine
+from spiral_mega.traces import SEARCH
 from tests.support.tiny_models import END_ID, VOCAB, tiny_model
 
 GPT2_POSITIONS = 24
@@ -39,7 +40,8 @@ def engine_of(model: Any, *, temperature: float = 1.0, stop: Sequence[int] = (EN
 
 
 def request(key: Any, prompt: Sequence[int], *, samples: int = 1, seed: int = 0, tokens: int = 12) -> Request:
-    return Request((key,), list(prompt), samples, seed, tokens)
+    """`key` stands in the place of the episode."""
+    return Request(RequestKey(key, SEARCH), list(prompt), samples, seed, tokens)
 
 
 def drain(engine: TransformersEngine) -> dict[tuple[Any, int], Sample]:
@@ -47,8 +49,8 @@ def drain(engine: TransformersEngine) -> dict[tuple[Any, int], Sample]:
     samples: dict[tuple[Any, int], Sample] = {}
     while engine.has_unfinished():
         for sample in engine.step():
-            assert (sample.key[0], sample.index) not in samples
-            samples[sample.key[0], sample.index] = sample
+            assert (sample.key.episode, sample.index) not in samples
+            samples[sample.key.episode, sample.index] = sample
     return samples
 
 

@@ -80,15 +80,15 @@ def _launch(world: int) -> list[dict[str, Any]]:
         for case, (count, share, batch) in CASES.items()
     }
     jobs |= {
-        "late draws": ("late_draws", {"hesitating": False}),
-        "late draws, hesitating": ("late_draws", {"hesitating": True}),
+        "late tasks": ("late_tasks", {"hesitating": False}),
+        "late tasks, hesitating": ("late_tasks", {"hesitating": True}),
     }
     if world == 2:
         jobs |= {
             "episodes": ("episodes", {"config": real_config(), "problems": PROBLEMS}),
-            "told_early": ("interruption", {"told": 1, "after": 4, "tasks": 5, "steps": 1}),
-            "told_while_the_other_has_no_task": ("interruption", {"told": 0, "after": 0, "tasks": 1, "steps": 1}),
-            "told_after_the_end": ("interruption", {"told": 1, "after": 14, "tasks": 2, "steps": 100}),
+            "stopped_early": ("interruption", {"stopped": 1, "after": 4, "tasks": 5, "steps": 1}),
+            "stopped_while_the_other_has_no_task": ("interruption", {"stopped": 0, "after": 0, "tasks": 1, "steps": 1}),
+            "stopped_after_the_end": ("interruption", {"stopped": 1, "after": 14, "tasks": 2, "steps": 100}),
             "uneven": ("uneven", {"steps": 2}),
             "uneven, the first late": ("uneven", {"steps": 2, "waits_for": Path(FOLDER.name) / "gone-on"}),
             "metrics_of_both": ("metrics_of", {"parts": [METRIC_TRACES[:3], METRIC_TRACES[3:]]}),

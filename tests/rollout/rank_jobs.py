@@ -21,8 +21,9 @@ from spiral_mega.rollout import build_engine
 from spiral_mega.rollout.batch import Batch, BatchCollector
 from spiral_mega.rollout.batch_metrics import batch_metrics
 from spiral_mega.rollout.engine import Sample, make_replica
-from spiral_mega.rollout.episode_run import Task
-from spiral_mega.rollout.pipeline import LAG, Interrupted, Pipeline
+from spiral_mega.rollout.episode_builder import Task
+from spiral_mega.rollout.exchange import LAG
+from spiral_mega.rollout.pipeline import Interrupted, Pipeline
 from spiral_mega.traces import Episode, Problem, Trace
 from tests.rollout.scripted import (
     UNEVEN,
@@ -56,15 +57,15 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
 
 
-def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int) -> dict[str, Any]:
-    """The ranks sample `tasks` problems, exchanging every `steps` steps; rank `told` is told to stop after so many of
-    its engine's samples."""
+def interruption(runtime: Runtime, stopped: int, after: int, tasks: int, steps: int) -> dict[str, Any]:
+    """The ranks sample `tasks` problems, exchanging every `steps` steps; rank `stopped` is asked to stop after so many
+    of its engine's samples."""
     engine = ScriptedEngine(first_come)
     engine.replica = make_replica(runtime, 1)
     config = settings(rollout={"engine.exchange_steps": steps})
 
     def interrupted() -> bool:
-        return runtime.rank == told and sum(kind == "done" for kind, _ in engine.events) >= after
+        return runtime.rank == stopped and sum(kind == "done" for kind, _ in engine.events) >= after
 
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config, interrupted=interrupted)
@@ -73,7 +74,7 @@ def interruption(runtime: Runtime, told: int, after: int, tasks: int, steps: int
             raised = False
         except Interrupted:
             raised = True
-        together = gather_objects(runtime.rank)  # the ranks still move in step
+        together = gather_objects(runtime.rank)  # the ranks are still in step
     done = sum(kind == "done" for kind, _ in engine.events)
     return {"raised": raised, "together": together, "done": done, "left": engine.has_unfinished()}
 
@@ -92,7 +93,7 @@ class WaitsFor(ScriptedEngine):
         patience = time.monotonic() + 20
         while self.makes_at is None and not self.file.exists():
             if time.monotonic() > patience:
-                raise TimeoutError("the other engine did not go on")
+                raise TimeoutError("the other engine did not continue")
             time.sleep(0.01)
         return super().step()
 
@@ -100,7 +101,7 @@ class WaitsFor(ScriptedEngine):
 def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[str, Any]:
     """What each engine was asked for, and this rank's episodes, of problems of uneven length.
 
-    With `waits_for` the first engine starts when the second has gone on past LAG exchanges.
+    With `waits_for` the first engine starts once the second is past LAG exchanges.
     """
     if waits_for is None:
         engine = ScriptedEngine(first_come)
@@ -126,37 +127,37 @@ class Hesitates(ScriptedEngine):
         return super().step()
 
 
-class LateDraws:
-    """A feed that holds five tasks in progress, and has enough when four count, whatever is under way."""
+class LateTasks:
+    """A source that keeps five tasks in flight, and has enough when four are effective, whatever is in flight."""
 
     def __init__(self, tasks: list[Task]) -> None:
-        self.tasks, self.drawn, self.settled = tasks, 0, dict[int, bool]()
-        self.told: list[list[int]] = []
+        self.tasks, self.num_started, self.finalized = tasks, 0, dict[int, bool]()
+        self.reported: list[list[int]] = []
 
-    def settle(self, episode: Episode) -> bool:
+    def finalize(self, episode: Episode) -> bool:
         return int(episode.problem.id[1:]) % 3 != 0
 
-    def next(self, settled: dict[int, bool]) -> list[Task] | None:
-        self.settled |= settled
-        self.told.append(sorted(settled))
-        if sum(self.settled.values()) >= 4:
+    def next(self, finalized: dict[int, bool]) -> list[Task] | None:
+        self.finalized |= finalized
+        self.reported.append(sorted(finalized))
+        if sum(self.finalized.values()) >= 4:
             return None
-        count = min(5 - (self.drawn - len(self.settled)), len(self.tasks) - self.drawn)
-        self.drawn += count
-        return self.tasks[self.drawn - count : self.drawn]
+        count = min(5 - (self.num_started - len(self.finalized)), len(self.tasks) - self.num_started)
+        self.num_started += count
+        return self.tasks[self.num_started - count : self.num_started]
 
 
-def late_draws(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
-    """A stream of tasks on two engines, that are drawn as others settle, and given up when enough count."""
+def late_tasks(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
+    """A stream of tasks on two engines, which start as others are finalized, and are cancelled when enough are."""
     engine = Hesitates(runtime.rank) if hesitating else ScriptedEngine(first_come)
     engine.replica = make_replica(runtime, runtime.world_size // 2)
-    feed = LateDraws([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
+    source = LateTasks([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(
             engine, verifier, settings(rollout={"engine.exchange_steps": 2, "sampling.max_context_tokens": 128})
         )
-        mine = pipeline.stream(feed, aggregates=True)
-    return {"episodes": mine, "told": feed.told, "events": engine.events, "left": engine.has_unfinished()}
+        mine = pipeline.stream(source, aggregates=True)
+    return {"episodes": mine, "reported": source.reported, "events": engine.events, "left": engine.has_unfinished()}
 
 
 def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:

@@ -10,9 +10,10 @@ from spiral_mega.config import Config
 from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards import VerifierPool
-from spiral_mega.rollout.engine import Replica, Request, Sample
-from spiral_mega.rollout.episode_run import Task
-from spiral_mega.rollout.pipeline import Feed, Pipeline
+from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
+from spiral_mega.rollout.episode_builder import Task
+from spiral_mega.rollout.pipeline import Pipeline
+from spiral_mega.rollout.scheduler import TaskSource
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 from tests.support.configs import make_config
@@ -57,7 +58,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.events: list[tuple[str, Any]] = []
         self.idle_steps = idle_steps
-        self._waiting: dict[tuple[Any, int], Request] = {}
+        self._waiting: dict[tuple[RequestKey, int], Request] = {}
         self._steps = 0
 
     def add(self, request: Request) -> None:
@@ -140,13 +141,13 @@ class ScriptedPipeline:
         self.calls.append([tasks[i] for i in mine])
         return [self.episode(i, tasks[i], aggregates) for i in mine]
 
-    def stream(self, feed: Feed, *, aggregates: bool) -> list[Episode]:
+    def stream(self, source: TaskSource, *, aggregates: bool) -> list[Episode]:
         count = self.replica.count
         waiting: dict[int, Task] = {}
         whole: dict[int, Episode] = {}
         self.calls.append([])
         self.in_progress: list[int] = []
-        drawn, new = 0, feed.next({})
+        drawn, new = 0, source.next({})
         while new is not None and (new or waiting):
             waiting.update(enumerate(new, drawn))
             self.calls[-1] += [each for i, each in enumerate(new, drawn) if i % count == self.replica.index]
@@ -156,8 +157,8 @@ class ScriptedPipeline:
             mine = {i: self.episode(i, waiting[i], aggregates) for i in ended if i % count == self.replica.index}
             whole |= mine
             waiting = {i: each for i, each in waiting.items() if i not in ended}
-            flags = gather_objects({i: feed.settle(episode) for i, episode in mine.items()})
-            new = feed.next({i: flag for part in flags for i, flag in part.items()})
+            flags = gather_objects({i: source.finalize(episode) for i, episode in mine.items()})
+            new = source.next({i: flag for part in flags for i, flag in part.items()})
         return [whole[i] for i in sorted(whole)]
 
     def effective(self, seed_parts: tuple[int | str, ...]) -> bool:

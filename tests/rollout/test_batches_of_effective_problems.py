@@ -153,9 +153,9 @@ def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runt
     collector = collector_of(runtime, *arguments)
     plain_stream = collector.pipeline.stream
 
-    def interrupted(feed, *, aggregates):
-        feed.next({})
-        feed.next({0: False, 1: False})
+    def interrupted(source, *, aggregates):
+        source.next({})
+        source.next({0: False, 1: False})
         raise Interrupted
 
     before = collector.sampler.state_dict()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from spiral_mega.rollout.pipeline import LAG
+from spiral_mega.rollout.engine import RequestKey
+from spiral_mega.rollout.exchange import LAG
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.launches import PROBLEMS, of_ranks, real_config
 from tests.rollout.rank_jobs import episodes
@@ -63,67 +64,68 @@ def test_evaluation_gives_the_same_numbers_again_and_on_any_number_of_ranks(alon
         assert each["before"] == pytest.approx(alone["before"])
 
 
-@pytest.mark.parametrize("case", ["told_early", "told_while_the_other_has_no_task"])
-def test_a_stop_on_one_rank_gives_up_on_all(case):
+@pytest.mark.parametrize("case", ["stopped_early", "stopped_while_the_other_has_no_task"])
+def test_a_stop_on_one_rank_stops_all(case):
     results = of_ranks(2, case)
     assert [result["raised"] for result in results] == [True, True]
     assert [result["together"] for result in results] == [[0, 1]] * 2
 
 
-def test_a_stop_is_seen_when_its_exchange_is_taken_up_and_leaves_nothing_in_the_engines():
-    assert of_ranks(2, "told_early")[1]["done"] == 4 + LAG
-    assert of_ranks(2, "told_while_the_other_has_no_task")[0]["done"] == 1 + LAG
-    for case in ("told_early", "told_while_the_other_has_no_task"):
+def test_a_stop_is_seen_when_its_exchange_is_applied_and_leaves_nothing_in_the_engines():
+    assert of_ranks(2, "stopped_early")[1]["done"] == 4 + LAG
+    assert of_ranks(2, "stopped_while_the_other_has_no_task")[0]["done"] == 1 + LAG
+    for case in ("stopped_early", "stopped_while_the_other_has_no_task"):
         assert not any(result["left"] for result in of_ranks(2, case))
 
 
 def test_a_stop_that_comes_when_all_is_sampled_loses_nothing():
-    results = of_ranks(2, "told_after_the_end")
+    results = of_ranks(2, "stopped_after_the_end")
     assert [result["raised"] for result in results] == [False, False]
     assert [result["done"] for result in results] == [14, 14]
 
 
-def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_at_home(verifier):
+def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_by_the_owner(verifier):
     ranks = of_ranks(2, "uneven")
     asked = [rank["asked"] for rank in ranks]
-    assert sorted(key for rank in asked for key in rank if key[1] == SEARCH) == [(i, SEARCH, None) for i in range(6)]
-    assert all(key[0] % 2 == rank for rank in (0, 1) for key in asked[rank] if key[1] == SEARCH)
-    sets = [[key for key in rank if key[1] != SEARCH] for rank in asked]
-    assert sorted(sets[0] + sets[1]) == sorted((i, AGGREGATION, l) for i in range(6) for l in range(4))
-    away = [sum(key[0] % 2 != rank for key in sets[rank]) for rank in (0, 1)]
+    searches = [[key for key in rank if key.component == SEARCH] for rank in asked]
+    assert sorted(searches[0] + searches[1]) == [RequestKey(i, SEARCH) for i in range(6)]
+    assert all(key.episode % 2 == rank for rank in (0, 1) for key in searches[rank])
+    sets = [[key for key in rank if key.component != SEARCH] for rank in asked]
+    assert sorted(sets[0] + sets[1]) == [RequestKey(i, AGGREGATION, l) for i in range(6) for l in range(4)]
+    away = [sum(key.episode % 2 != rank for key in sets[rank]) for rank in (0, 1)]
     assert away[1] > 0, "the second rank reads little and helps the first"
     tokens = asked[0] | asked[1]
     read = [sum(tokens[key] for key in sets[rank]) for rank in (0, 1)]
-    at_home = [sum(tokens[key] for key in sets[0] + sets[1] if key[0] % 2 == rank) for rank in (0, 1)]
-    assert abs(read[0] - read[1]) < abs(at_home[0] - at_home[1]) / 2
+    owned = [sum(tokens[key] for key in sets[0] + sets[1] if key.episode % 2 == rank) for rank in (0, 1)]
+    assert abs(read[0] - read[1]) < abs(owned[0] - owned[1]) / 2
     config = settings(rollout={"sampling.max_context_tokens": 128})
     alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
     assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each.index) == alone
     assert [each.index for each in ranks[0]["episodes"]] == [0, 2, 4]
 
 
-def test_an_engine_goes_on_while_another_is_late_and_what_is_sampled_where_stays_the_same():
+def test_an_engine_continues_while_another_is_late_and_what_is_sampled_where_stays_the_same():
     assert of_ranks(2, "uneven, the first late") == of_ranks(2, "uneven")
 
 
-def test_what_is_drawn_and_given_up_follows_from_the_work_and_not_from_the_clock():
-    ranks = of_ranks(2, "late draws")
-    assert of_ranks(2, "late draws, hesitating") == ranks
-    assert ranks[0]["told"] == ranks[1]["told"]
-    settled = [index for told in ranks[0]["told"] for index in told]
-    assert sum(index % 3 != 0 for index in settled) >= 4
+def test_what_is_started_and_cancelled_follows_from_the_work_and_not_from_the_clock():
+    ranks = of_ranks(2, "late tasks")
+    assert of_ranks(2, "late tasks, hesitating") == ranks
+    assert ranks[0]["reported"] == ranks[1]["reported"]
+    finalized = [index for reported in ranks[0]["reported"] for index in reported]
+    assert sum(index % 3 != 0 for index in finalized) >= 4
     whole = {each.index for rank in ranks for each in rank["episodes"]}
-    assert set(settled) <= whole
-    assert len(ranks[0]["told"]) > 2, "all was drawn at once: nothing was tested"
+    assert set(finalized) <= whole
+    assert len(ranks[0]["reported"]) > 2, "all were started at once: nothing was tested"
     assert not any(rank["left"] for rank in ranks)
     assert any(kind == "abort" for rank in ranks for kind, _ in rank["events"])
 
 
 def test_ranks_that_share_an_engine_give_it_the_same_in_the_same_order():
     """They would wait for one another without end otherwise."""
-    ranks = of_ranks(4, "late draws, hesitating")
-    assert of_ranks(4, "late draws") == ranks
-    assert [ranks[0], ranks[2]] == of_ranks(2, "late draws"), "an engine's ranks count as one"
+    ranks = of_ranks(4, "late tasks, hesitating")
+    assert of_ranks(4, "late tasks") == ranks
+    assert [ranks[0], ranks[2]] == of_ranks(2, "late tasks"), "an engine's ranks count as one"
     for leader, other in (ranks[:2], ranks[2:]):
         assert other == leader | {"episodes": []}
 

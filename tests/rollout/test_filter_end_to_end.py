@@ -10,8 +10,9 @@ from spiral_mega.models.tokenizer import load_tokenizer
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.engine import Request
+from spiral_mega.rollout.engine import Request, RequestKey
 from spiral_mega.seeds import derive_seed
+from spiral_mega.traces import SEARCH
 from tests.rollout.engine_models import generate
 from tests.rollout.launches import FILTER_SAMPLES, FILTERED, filter_output, of_ranks, real_config, run_folder
 from tests.rollout.verifiers import word_sum
@@ -27,7 +28,9 @@ def means(runtime):
     engine = build_engine(config, frozenset([END_ID]), runtime)
     engine.load_weights(pretrained_weights(config.model.path))
     requests = [
-        Request((each.id,), prompter.search_prompt(each), FILTER_SAMPLES, seed_of(each, config.run.seed), 8)
+        Request(
+            RequestKey(each.id, SEARCH), prompter.search_prompt(each), FILTER_SAMPLES, seed_of(each, config.run.seed), 8
+        )
         for each in FILTERED
     ]
     samples = generate(engine, requests)

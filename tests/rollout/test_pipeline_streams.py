@@ -11,6 +11,7 @@ from spiral_mega.algorithm.weighting import component_totals, make_weighting
 from spiral_mega.rewards import Verdict, VerifierPool
 from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.batch_metrics import batch_metrics
+from spiral_mega.rollout.engine import RequestKey
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import (
     ASSISTANT,
@@ -59,12 +60,12 @@ def test_a_set_is_requested_at_the_very_moment_its_last_member_ends(verifier, pi
     for index, episode in enumerate(episodes):
         assert len(episode.sets) == num_sets
         for l, members in enumerate(episode.sets):
-            ends = [engine.events.index(("done", ((index, SEARCH, None), j))) for j in members]
-            added = engine.events.index(("add", (index, AGGREGATION, l)))
+            ends = [engine.events.index(("done", (RequestKey(index, SEARCH), j))) for j in members]
+            added = engine.events.index(("add", RequestKey(index, AGGREGATION, l)))
             between = engine.events[max(ends) + 1 : added]
             assert max(ends) < added
             assert all(kind == "add" for kind, _ in between), "only other sets that became ready with the same trace"
-            early += any(kind == "done" and key[0][1] == SEARCH for kind, key in engine.events[added:])
+            early += any(kind == "done" and sample[0].component == SEARCH for kind, sample in engine.events[added:])
     assert early > 0, "some set started while searches were running"
 
 
@@ -103,7 +104,7 @@ def test_an_episode_does_not_depend_on_the_other_tasks_or_its_place_among_them(v
 def test_one_request_asks_for_all_searches_and_one_for_all_answers_to_a_set(verifier):
     engine = ScriptedEngine(shuffled(7))
     run(engine, verifier)
-    shapes = sorted((r.key[0], r.key[1], r.num_samples) for r in engine.requests)
+    shapes = sorted((r.key.episode, r.key.component, r.num_samples) for r in engine.requests)
     assert shapes == sorted([(i, SEARCH, 6) for i in range(3)] + [(i, AGGREGATION, 2) for i in range(3)] * 4)
     assert len({request.key for request in engine.requests}) == len(engine.requests)
 
@@ -126,7 +127,7 @@ def test_an_aggregation_prompt_shows_exactly_the_traces_of_its_set_in_its_order(
     for index, episode in enumerate(episodes):
         asked = [word(index), word(80)]
         search_prompt = [USER, *asked, ASSISTANT]
-        assert by_key[index, SEARCH, None].prompt_ids == search_prompt
+        assert by_key[RequestKey(index, SEARCH)].prompt_ids == search_prompt
         assert all(trace.prompt_ids == search_prompt for trace in episode.search)
         for l, members in enumerate(episode.sets):
             shown = []
@@ -135,7 +136,7 @@ def test_an_aggregation_prompt_shows_exactly_the_traces_of_its_set_in_its_order(
                 mark = 93 if trace.finish == "stop" else 94
                 shown += [word(mark), *(token for token in trace.response_ids if token != END_ID)]
             expected = [USER, word(90), *asked, word(91), *shown, word(92), ASSISTANT]
-            assert by_key[index, AGGREGATION, l].prompt_ids == expected
+            assert by_key[RequestKey(index, AGGREGATION, l)].prompt_ids == expected
             assert [trace.prompt_ids for trace in episode.aggregation[l]] == [expected] * 2
     if design == "ordered":
         assert any(list(members) != sorted(members) for episode in episodes for members in episode.sets)
@@ -153,12 +154,12 @@ def test_traces_carry_what_the_engine_sampled_and_stand_at_their_index(verifier)
 
     engine.step = step
     for index, episode in enumerate(run(engine, verifier)):
-        places = [((index, SEARCH, None), i, trace) for i, trace in enumerate(episode.search)]
+        places = [(RequestKey(index, SEARCH), i, trace) for i, trace in enumerate(episode.search)]
         for l, group in enumerate(episode.aggregation):
-            places += [((index, AGGREGATION, l), i, trace) for i, trace in enumerate(group)]
+            places += [(RequestKey(index, AGGREGATION, l), i, trace) for i, trace in enumerate(group)]
         for key, i, trace in places:
             sample = handed_out.pop((key, i))
-            assert (trace.component, trace.index, trace.set_index) == (key[1], i, key[2])
+            assert (trace.component, trace.index, trace.set_index) == (key.component, i, key.set_index)
             assert (trace.response_ids, trace.logprobs) == (sample.token_ids, sample.logprobs)
             assert trace.finish == sample.finish
             words = [f"w{token - word(0)}" for token in sample.token_ids if token != END_ID]
@@ -254,7 +255,7 @@ def test_how_a_verification_failed_is_told_by_the_trace():
 def test_without_aggregation_there_are_searches_and_nothing_else(verifier):
     engine = ScriptedEngine(first_come)
     episodes = run(engine, verifier, aggregates=False)
-    assert [request.key for request in engine.requests] == [(i, SEARCH, None) for i in range(3)]
+    assert [request.key for request in engine.requests] == [RequestKey(i, SEARCH) for i in range(3)]
     assert all((episode.sets, episode.aggregation) == ([], []) for episode in episodes)
     whole = run(ScriptedEngine(first_come), verifier)
     assert [episode.search for episode in episodes] == [episode.search for episode in whole]

@@ -8,6 +8,7 @@ from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.weighting import component_totals
 from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.engine import RequestKey
 from spiral_mega.rollout.recording import Recorder, Replayer
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import ScriptedEngine, first_come, pipeline_of, problem, settings, task
@@ -26,7 +27,7 @@ def run(plan, verifier):
 def test_sets_that_are_for_credit_alone_are_shown_to_no_one(verifier):
     plan = make_objective(settings(algorithm={"objective": "passk"}).algorithm).plan
     engine, episodes = run(plan, verifier)
-    assert [request.key for request in engine.requests] == [(i, SEARCH, None) for i in range(2)]
+    assert [request.key for request in engine.requests] == [RequestKey(i, SEARCH) for i in range(2)]
     for episode in episodes:
         assert len(episode.sets) == 4
         assert all(len(set(chosen)) == 3 and max(chosen) < 6 for chosen in episode.sets)

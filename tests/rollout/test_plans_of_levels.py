@@ -5,6 +5,7 @@ import pytest
 
 from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.sets import sample_sets
+from spiral_mega.rollout.engine import RequestKey
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import (
     ASSISTANT,
@@ -37,7 +38,7 @@ def run(engine, verifier, plan=PLAN, **sections):
 def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(verifier, pick):
     engine = ScriptedEngine(pick)
     for index, episode in enumerate(run(engine, verifier)):
-        asked = {request.key: request for request in engine.requests if request.key[0] == index}
+        asked = {request.key: request for request in engine.requests if request.key.episode == index}
         traces = episode.traces()
         assert [len(traces), len(episode.sets)] == [4 + 2 * (3 + 2), 5]
         for l, members in enumerate(episode.sets):
@@ -46,7 +47,7 @@ def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(ve
                 body = [token for token in traces[member].response_ids if token != END_ID]
                 shown += [word(93 if traces[member].finish == "stop" else 94), *body]
             prompt = [USER, word(90), word(index), word(80), word(91), *shown, word(92), ASSISTANT]
-            assert asked[index, COMPONENT[l], l].prompt_ids == prompt
+            assert asked[RequestKey(index, COMPONENT[l], l)].prompt_ids == prompt
             assert all(trace.prompt_ids == prompt for trace in episode.aggregation[l])
 
 
@@ -56,9 +57,9 @@ def test_a_set_starts_at_the_very_moment_its_last_member_ends_on_every_level(ver
     for index, episode in enumerate(run(engine, verifier, plan)):
         for l, members in enumerate(episode.sets):
             traces = [episode.traces()[member] for member in members]
-            keys = [((index, t.component, t.set_index), t.index) for t in traces]
+            keys = [(RequestKey(index, t.component, t.set_index), t.index) for t in traces]
             end = max(engine.events.index(("done", key)) for key in keys)
-            added = engine.events.index(("add", (index, COMPONENT[l], l)))
+            added = engine.events.index(("add", RequestKey(index, COMPONENT[l], l)))
             assert all(kind == "add" for kind, _ in engine.events[end + 1 : added])
 
 
@@ -71,7 +72,7 @@ def test_the_order_of_completion_changes_nothing(verifier):
 def test_every_level_keeps_to_its_own_budget(verifier):
     engine = ScriptedEngine(first_come)
     run(engine, verifier)
-    limits = {request.key[1:]: request.max_tokens for request in engine.requests}
+    limits = {request.key[1:3]: request.max_tokens for request in engine.requests}
     first = {(COMPONENT[l], l): 5 for l in range(3)} | {(COMPONENT[l], l): 8 for l in (3, 4)}
     assert limits == {(SEARCH, None): 3} | first
 

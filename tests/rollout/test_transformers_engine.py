@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCaus
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.decoding import ROOM
+from spiral_mega.rollout.decoding import MIN_SPARE
 from spiral_mega.rollout.transformers_engine import TransformersEngine
 from tests.rollout.engine_models import (
     GPT2_POSITIONS,
@@ -39,7 +39,7 @@ def model():
 def assert_teacher_forced(model, requests, samples, temperature, tolerance=2e-5):
     for each in requests:
         for index in range(each.num_samples):
-            sample = samples[each.key[0], index]
+            sample = samples[each.key.episode, index]
             expected = teacher_forced(model, each.prompt_ids, sample.token_ids, temperature)
             got = torch.tensor(sample.logprobs)
             assert got.shape == expected.shape
@@ -67,7 +67,7 @@ def test_logprobs_are_those_of_a_plain_forward_over_prompt_and_response(family, 
 def test_a_long_response_outgrows_the_memory_of_its_cache_and_stays_right(model):
     asked = [request(i, prompt, samples=2, seed=100 * i, tokens=90 + 60 * i) for i, prompt in enumerate([[2, 9], [3]])]
     samples = generate(engine_of(model, stop=()), asked)
-    assert max(len(sample.token_ids) for sample in samples.values()) > 2 * ROOM
+    assert max(len(sample.token_ids) for sample in samples.values()) > 2 * MIN_SPARE
     assert_teacher_forced(model, asked, samples, 1.0)
 
 
@@ -230,7 +230,7 @@ def test_requests_may_be_added_while_others_are_in_flight(model):
         if waiting:
             engine.add(waiting.pop())
         for sample in engine.step():
-            samples[sample.key[0], sample.index] = sample
+            samples[sample.key.episode, sample.index] = sample
     assert samples.keys() == expected.keys()
     assert all(same(samples[key], expected[key]) for key in expected)
 
@@ -240,7 +240,7 @@ def test_a_sample_is_handed_out_as_soon_as_it_ends_and_a_step_is_one_token(model
     engine = engine_of(model, stop=())
     for tokens in (3, 1, 6):
         engine.add(request(tokens, [5, 6], tokens=tokens))
-    steps = [[sample.key[0] for sample in engine.step()] for _ in range(6)]
+    steps = [[sample.key.episode for sample in engine.step()] for _ in range(6)]
     assert steps == [[1], [], [3], [], [], [6]]
     assert not engine.has_unfinished()
     assert engine.step() == []
@@ -253,14 +253,14 @@ def test_an_aborted_request_gives_nothing_more_and_the_others_what_they_would_ha
     for each in asked:
         engine.add(each)
     engine.step()
-    engine.abort([(1,), (3,)])
+    engine.abort([asked[1].key, asked[3].key])
     rest = drain(engine)
     assert {key for key, _ in rest} <= {0, 2}
     for place, sample in rest.items():
         assert sample.token_ids == whole[place].token_ids
     engine.add(asked[0])
     engine.step()
-    engine.abort([(0,)])
+    engine.abort([asked[0].key])
     assert not engine.has_unfinished()
     assert engine.step() == []
 
@@ -269,7 +269,7 @@ def test_requests_of_lower_priority_go_first_and_equals_in_order(model):
     engine = engine_of(model, max_num_seqs=1)
     for name, priority in (("a", 0), ("b", -5), ("c", 0), ("d", -5)):
         engine.add(replace(request(name, [2, 10, 3], tokens=1), priority=priority))
-    assert [sample.key[0] for _ in range(8) for sample in engine.step()] == ["b", "d", "a", "c"]
+    assert [sample.key.episode for _ in range(8) for sample in engine.step()] == ["b", "d", "a", "c"]
 
 
 def test_only_the_first_sample_of_a_request_pays_for_its_prompt(model):
@@ -361,8 +361,8 @@ def test_an_engine_built_for_a_folder_samples_that_model(tmp_path, family, dtype
     if dtype == "bfloat16":
         gaps = torch.cat(
             [
-                teacher_forced(plain, r.prompt_ids, samples[r.key[0], 0].token_ids, 0.8)
-                - torch.tensor(samples[r.key[0], 0].logprobs)
+                teacher_forced(plain, r.prompt_ids, samples[r.key.episode, 0].token_ids, 0.8)
+                - torch.tensor(samples[r.key.episode, 0].logprobs)
                 for r in requests
             ]
         )

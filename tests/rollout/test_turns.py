@@ -10,6 +10,7 @@ from spiral_mega.errors import UserError
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.engine import RequestKey
 from spiral_mega.rollout.recording import Recorder, Replayer
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.rollout.scripted import ScriptedEngine, first_come, last_come, pipeline_of, problem, settings, shuffled, task
@@ -117,7 +118,7 @@ def test_aggregation_sees_whole_conversations(verifier):
     tokenizer = tiny_tokenizer()
     for index, episode in enumerate(episodes):
         for l, members in enumerate(episode.sets):
-            text = tokenizer.decode(by_key[index, AGGREGATION, l].prompt_ids)
+            text = tokenizer.decode(by_key[RequestKey(index, AGGREGATION, l)].prompt_ids)
             for j in members:
                 for turn in turns_of(episode.search[j]):
                     assert tokenizer.decode(turn, skip_special_tokens=True) in text

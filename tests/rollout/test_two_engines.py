@@ -60,5 +60,5 @@ def test_each_model_has_its_own_canary(found: dict[str, Any]) -> None:
 def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(cases: dict[str, Any]) -> None:
     found = cases["embedded, search frozen"]
     assert found["stale"].keys() == {"aggregation"}
-    first, *later = ([s for s in samples if s.key[0] == "search"] for samples in found["samples"])
+    first, *later = ([s for s in samples if s.key.component == "search"] for samples in found["samples"])
     assert all(samples == first for samples in later)

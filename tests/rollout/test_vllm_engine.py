@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.rollout.vllm_jobs import STOPS, UPDATES
+from tests.rollout.vllm_jobs import STOPS, UPDATES, requests
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
@@ -61,7 +61,7 @@ def test_a_sample_depends_on_its_seed_and_prompt_alone(ranks):
     for rank in ranks:
         first = {(each.key, each.index): each.token_ids for each in rank["samples"]}
         assert [each.token_ids for each in rank["alone"]] == [first[each.key, 0] for each in rank["alone"]]
-        assert rank["shifted"][0].token_ids == first[(0,), 2]  # seed + i is sample i
+        assert rank["shifted"][0].token_ids == first[requests()[0].key, 2]  # seed + i is sample i
         assert [each.token_ids for each in rank["late"]] == [each.token_ids for each in rank["samples"]]
     assert len({tuple(tokens) for tokens in first.values()}) > len(first) // 2
 
@@ -81,9 +81,9 @@ def test_an_aborted_request_gives_nothing_more_and_can_be_asked_again(ranks):
     for rank in ranks:
         found = rank["aborted"]
         whole = {(each.key, each.index): each.token_ids for each in rank["samples"]}
-        assert {each.key for each in found["rest"]} == {(1,)}
-        assert [each.token_ids for each in found["again"]] == [whole[(0,), i] for i in range(3)]
-        assert {each.index for each in [*found["early"], *found["rest"]] if each.key == (1,)} == {0, 1, 2}
+        assert {each.key for each in found["rest"]} == {requests()[1].key}
+        assert [each.token_ids for each in found["again"]] == [whole[requests()[0].key, i] for i in range(3)]
+        assert {each.index for each in [*found["early"], *found["rest"]] if each.key == requests()[1].key} == {0, 1, 2}
 
 
 def test_ranks_of_one_engine_sample_the_same(ranks):

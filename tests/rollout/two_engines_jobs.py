@@ -12,7 +12,7 @@ from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policies
 from spiral_mega.rollout import build_engines
-from spiral_mega.rollout.engine import Request, Sample, Sampler
+from spiral_mega.rollout.engine import Request, RequestKey, Sample, Sampler
 from spiral_mega.rollout.sync import SyncError, Syncs, WeightSync
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
@@ -51,7 +51,7 @@ def one(runtime: Runtime, folder: Path, **sections: dict[str, Any]) -> tuple[dic
         if update < UPDATES:
             sync.release()
             for model, policy in policies.items():
-                rows = [s for s in samples if ASKED[s.key[0]] == model]
+                rows = [s for s in samples if ASKED[s.key.component] == model]
                 policy.update(distribute(sequences(rows, runtime.rank), 128, policy.replica))
             results["gaps"].append(sync())
     results["apart"] = largest_error(both["search"], results["samples"][-1], "aggregation")
@@ -63,23 +63,23 @@ def sample(sampler: Sampler) -> list[Sample]:
     """Of every component at once, each with seeds of its own."""
     for i, component in enumerate(ASKED):
         for j, prompt in enumerate(PROMPTS):
-            sampler.add(Request((component, j), prompt, 2, 1000 * i + 10 * j, 8, component=component))
+            sampler.add(Request(RequestKey(j, component), prompt, 2, 1000 * i + 10 * j, 8))
     samples: list[Sample] = []
     while sampler.has_unfinished():
         samples += sampler.step()
-    return sorted(samples, key=lambda each: (each.key, each.index))
+    return sorted(samples, key=lambda each: (each.key.component, each.key.episode, each.index))
 
 
 def sequences(samples: list[Sample], rank: int) -> list[TrainingSequence]:
     return [
-        TrainingSequence(SequenceKey(rank, i), PROMPTS[s.key[1]], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
+        TrainingSequence(SequenceKey(rank, i), PROMPTS[s.key.episode], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
         for i, s in enumerate(samples)
     ]
 
 
 def largest_error(policy: Any, samples: list[Sample], component: str) -> float:
     """Of the log-probs that the component's samples came with, against those of `policy`."""
-    rows = [s for s in samples if s.key[0] == component]
+    rows = [s for s in samples if s.key.component == component]
     told = torch.tensor([p for s in rows for p in s.logprobs])
     return float((policy.logprobs(sequences(rows, 0)).cpu() - told).abs().max())
 
@@ -88,7 +88,7 @@ def stale(policies: Any, engines: Any, sync: Syncs, samples: list[Sample], runti
     """What a sync says when one model's new weights do not arrive; then a good one."""
     told = {}
     for model, policy in policies.items():
-        rows = [s for s in samples if ASKED[s.key[0]] == model]
+        rows = [s for s in samples if ASKED[s.key.component] == model]
         policy.update(distribute(sequences(rows, runtime.rank), 128, policy.replica))
         name = "load_adapter" if sync.by_model[model].adapter else "load_weights"
         load = getattr(engines[model], name)

@@ -20,8 +20,9 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.policy import build_policy
 from spiral_mega.policy.fsdp import fsdp_policy
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.engine import Request, RolloutEngine, Sample
+from spiral_mega.rollout.engine import Request, RequestKey, RolloutEngine, Sample
 from spiral_mega.rollout.sync import SyncError, WeightSync
+from spiral_mega.traces import SEARCH
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
@@ -57,7 +58,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     results["samples"] = samples = sample(engine, requests())
     results["reference"] = teacher_forced(folder, samples, config.rollout.sampling.temperature)
     results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
-    results["shifted"] = sample(engine, [Request(("s",), PROMPTS[0], 1, 1000 + 2, 8)])
+    results["shifted"] = sample(engine, [Request(RequestKey(0, SEARCH), PROMPTS[0], 1, 1000 + 2, 8)])
     results["late"] = sample(engine, requests()[:3], late=requests()[3:])
     results["aborted"] = aborted(engine)
     results["errors"], results["moved"] = [], []
@@ -78,7 +79,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
 
 
 def requests() -> list[Request]:
-    return [Request((i,), prompt, 3, 1000 * (i + 1), 8) for i, prompt in enumerate(PROMPTS)]
+    return [Request(RequestKey(i, SEARCH), prompt, 3, 1000 * (i + 1), 8) for i, prompt in enumerate(PROMPTS)]
 
 
 def sample(engine: RolloutEngine, first: list[Request], late: list[Request] | None = None) -> list[Sample]:
@@ -101,7 +102,7 @@ def aborted(engine: RolloutEngine) -> dict[str, Any]:
     for request in requests()[:3]:
         engine.add(request)
     early = [*engine.step(), *engine.step()]
-    engine.abort([(0,), (2,)])
+    engine.abort([RequestKey(0, SEARCH), RequestKey(2, SEARCH)])
     rest = sample(engine, [])
     return {"early": early, "rest": rest, "again": sample(engine, requests()[:1])}
 
@@ -109,7 +110,7 @@ def aborted(engine: RolloutEngine) -> dict[str, Any]:
 def teacher_forced(folder: Path, samples: list[Sample], temperature: float) -> list[list[float]]:
     """Log-probs by plain transformers, one sequence at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return [response_logprobs(model, PROMPTS[each.key[0]], each.token_ids, temperature) for each in samples]
+    return [response_logprobs(model, PROMPTS[each.key.episode], each.token_ids, temperature) for each in samples]
 
 
 @torch.no_grad()
@@ -126,7 +127,7 @@ def training_sequences(
     return [
         TrainingSequence(
             SequenceKey(runtime.rank, i),
-            PROMPTS[each.key[0]],
+            PROMPTS[each.key.episode],
             each.token_ids,
             each.logprobs,
             (-1.0) ** (i + update),
@@ -140,7 +141,7 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
     """The engine's log-probs against the policy's, on all of `samples`."""
     worst = 0.0
     for each in samples:
-        canary = TrainingSequence(SequenceKey(0, 0), PROMPTS[each.key[0]], each.token_ids, each.logprobs, 0.0, 0.0)
+        canary = TrainingSequence(SequenceKey(0, 0), PROMPTS[each.key.episode], each.token_ids, each.logprobs, 0.0, 0.0)
         worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
     return worst
 
