@@ -25,8 +25,6 @@ KNOWN: dict[str, int] = {
     "reproduction/runs.py": 1,
     "reproduction/tables.py": 5,
     "rewards/number_path.py": 1,
-    "rollout/episode_run.py": 1,
-    "rollout/pipeline.py": 1,
     "run.py": 1,
     "traces.py": 1,
     "train.py": 2,

@@ -171,7 +171,7 @@ class TransformersEngine:
         for before, row in pairwise(rows):
             row.cached_tokens = len(row.request.prompt_ids) if row.request is before.request else 0
         requests = list({id(row.request): row.request for row in rows}.values())
-        ids, mask = (each.to(self.device) for each in _left_padded([request.prompt_ids for request in requests]))
+        ids, mask = _left_padded([request.prompt_ids for request in requests], self.device)
         cache = growing_cache(self.model.config)
         logits = self._forward(ids, mask, cache)
         slots = {id(request): slot for slot, request in enumerate(requests)}
@@ -222,7 +222,7 @@ class TransformersEngine:
         return output.logits[:, -1]
 
 
-def _left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [B, longest prompt], padded on the left with 0, and the mask of real tokens."""
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
@@ -230,7 +230,7 @@ def _left_padded(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     for i, prompt in enumerate(prompts):
         ids[i, width - len(prompt) :] = torch.tensor(prompt)
         mask[i, width - len(prompt) :] = 1
-    return ids, mask
+    return ids.to(device), mask.to(device)
 
 
 def _check_cache(model: PreTrainedModel) -> None:

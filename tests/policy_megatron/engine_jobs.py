@@ -57,7 +57,9 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
     saved = load_model(export)
     results["errors"] = []
     for each in sample(engine, requests()):
-        expected = response_logprobs(saved, PROMPTS[each.key.episode], each.token_ids, config.rollout.sampling.temperature)
+        expected = response_logprobs(
+            saved, PROMPTS[each.key.episode], each.token_ids, config.rollout.sampling.temperature
+        )
         results["errors"].append(max(abs(a - b) for a, b in zip(each.logprobs, expected, strict=True)))
     engine.close()
     return results
