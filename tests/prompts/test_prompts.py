@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from spiral_mega.data.problems import filter_overlong
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from spiral_mega.config.schema import DataSource, PromptsConfig
-from spiral_mega.data.problems import load_source
+from spiral_mega.data.problems import filter_overlong, load_source
 from spiral_mega.prompts.prompter import INSTRUCTIONS, OMITTED, Prompter
 from spiral_mega.traces import Problem, Trace
 
