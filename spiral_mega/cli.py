@@ -133,10 +133,10 @@ def doctor(
     with _plain_errors():
         loaded = None if config is None else load_config(config, overrides or [])
         with imports_without_gc():
-            from spiral_mega.doctor import diagnose, show
+            from spiral_mega.doctor import diagnose, format_report
 
         findings = diagnose(loaded)
-        typer.echo(show(findings))
+        typer.echo(format_report(findings))
         if any(finding.level == "error" for finding in findings):
             raise typer.Exit(1)
 

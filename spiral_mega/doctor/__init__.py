@@ -1,6 +1,6 @@
-"""What is wrong with this machine, or with a run on it, before the run: each check says what to do about it."""
+"""`spiral-mega doctor`: check this machine, and a run on it, before the run; each finding names the remedy."""
 
-from spiral_mega.doctor.diagnose import diagnose, show
-from spiral_mega.doctor.finding import Finding
+from spiral_mega.doctor.diagnose import diagnose
+from spiral_mega.doctor.finding import Finding, format_report
 
-__all__ = ["Finding", "diagnose", "show"]
+__all__ = ["Finding", "diagnose", "format_report"]

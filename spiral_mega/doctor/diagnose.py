@@ -1,8 +1,9 @@
-"""All checks in order, and their report."""
+"""Run all checks in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from spiral_mega.config import Config
@@ -10,42 +11,41 @@ from spiral_mega.doctor import machine, run_parts
 from spiral_mega.doctor.finding import Finding, error
 from spiral_mega.errors import UserError
 
-MARKS = {"ok": "  ok  ", "warning": " WARN ", "error": " FAIL "}
+Check = Callable[[], Iterable[Finding]]
 
 
 def diagnose(config: Config | None = None) -> list[Finding]:
-    """Look at the machine, and with a `config` also at what its run would use. Nothing is changed or left behind."""
-
-    def needed() -> int:
-        return 0 if config is None else run_parts.room_needed(config)
-
-    checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
-        ("versions", lambda: machine.versions(config)),
-        ("GPUs", lambda: machine.gpus(config)),
-        ("network", machine.network),
-        ("shared memory", machine.shared_memory),
-        ("limits", machine.limits),
-        ("disk", lambda: machine.disk(Path("." if config is None else config.run.dir), needed())),
-        ("hub cache", lambda: machine.hub_cache(None if config is None else config.model.path)),
-        *([] if config is None else [(name, lambda check=check: check(config)) for name, check in run_parts.CHECKS]),
-    ]
+    """Check the machine and, with a `config`, everything that its run would use. Changes nothing."""
     findings: list[Finding] = []
-    for subject, check in checks:
+    for subject, check in _checks(config):
         try:
             findings += check()
         except UserError as problem:
             findings.append(error(subject, str(problem)))
-        except Exception as problem:  # the doctor must get through all checks on any machine
+        except Exception as problem:  # every check must run, on any machine
             findings.append(error(subject, f"the check itself failed: {type(problem).__name__}: {problem}"))
     return findings
 
 
-def show(findings: Sequence[Finding]) -> str:
-    """The report: all that was looked at, then what is to be mended."""
-    lines = [f"{MARKS[finding.level]} {finding.subject}: {finding.text}" for finding in findings]
-    count = {level: sum(finding.level == level for finding in findings) for level in MARKS}
-    if count["error"]:
-        lines.append(f"\n{count['error']} to mend, {count['warning']} to look at")
-    else:
-        lines.append(f"\nnothing to mend, {count['warning']} to look at")
-    return "\n".join(lines)
+def _checks(config: Config | None) -> list[tuple[str, Check]]:
+    checks: list[tuple[str, Check]] = [
+        ("versions", partial(machine.versions, config)),
+        ("GPUs", partial(machine.gpus, config)),
+        ("network", machine.network),
+        ("shared memory", machine.shared_memory),
+        ("limits", machine.limits),
+    ]
+    if config is None:
+        return [
+            *checks,
+            ("disk", partial(machine.disk, Path("."), needed_bytes=0)),
+            ("hub cache", partial(machine.hub_cache, None)),
+        ]
+    return [
+        *checks,
+        ("disk", partial(run_parts.disk, config)),
+        ("hub cache", partial(machine.hub_cache, config.model.path)),
+        ("model", partial(run_parts.model_files, config)),
+        ("tokenizer", partial(run_parts.tokenizer, config)),
+        ("problems and verifier", partial(run_parts.problems_and_verifier, config)),
+    ]

@@ -1,4 +1,4 @@
-"""Each fault is planted for real, found, told with what to do, and the command ends with status 1."""
+"""Each planted fault is found and reported with its remedy, and the command exits with status 1."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spiral_mega.config import Config
-from spiral_mega.doctor import diagnose, machine, show
+from spiral_mega.doctor import diagnose, format_report, machine
 from spiral_mega.doctor.finding import Finding
 from tests.support.configs import make_config
 from tests.support.tiny_models import save_tiny_model
@@ -41,11 +41,11 @@ def errors(findings: list[Finding]) -> dict[str, str]:
     return {finding.subject: finding.text for finding in findings if finding.level == "error"}
 
 
-def test_a_run_that_is_well_has_nothing_to_mend(healthy: Path) -> None:
+def test_a_healthy_run_has_nothing_to_fix(healthy: Path) -> None:
     findings = diagnose(config_of(healthy))
     assert errors(findings) == {}
     assert {"versions", "disk", "model", "tokenizer", "end tokens", "verifier"} <= {f.subject for f in findings}
-    assert "nothing to mend" in show(findings)
+    assert "nothing to fix" in format_report(findings)
 
 
 def cut_weights(folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_model_that_only_the_hub_has_is_an_error_without_a_network(
 
 
 def test_small_shared_memory_and_missing_interfaces_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "LEAST_SHARED_MEMORY", 2**60)
+    monkeypatch.setattr(machine, "MIN_SHARED_MEMORY", 2**60)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nosuch0")
     found = errors(diagnose())
     assert "--shm-size" in found["shared memory"]
@@ -135,7 +135,7 @@ def test_small_shared_memory_and_missing_interfaces_are_errors(tmp_path: Path, m
 
 def test_a_disk_too_small_for_the_checkpoints_is_an_error(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=machine.LEAST_SHARED_MEMORY))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=machine.MIN_SHARED_MEMORY))
     assert "disk" not in errors(diagnose(config_of(healthy)))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
     assert "checkpoint.keep_last" in errors(diagnose(config_of(healthy)))["disk"]
@@ -154,13 +154,13 @@ def test_gpus_that_torch_cannot_use_are_an_error(tmp_path: Path, monkeypatch: py
     assert "1 are here" in errors(diagnose())["GPUs"]
 
 
-def test_the_command_ends_with_1_where_something_is_to_mend_and_0_where_not(place: Path) -> None:
+def test_the_command_exits_with_1_when_something_is_to_fix_and_0_when_not(place: Path) -> None:
     config = place / "run.yaml"
     config.write_text(json.dumps(config_of(place).model_dump(mode="json")))
     command = [sys.executable, "-m", "spiral_mega", "doctor", str(config)]
-    well = subprocess.run(command, capture_output=True, text=True)
-    assert well.returncode == 0, well.stdout + well.stderr
+    healthy = subprocess.run(command, capture_output=True, text=True)
+    assert healthy.returncode == 0, healthy.stdout + healthy.stderr
     cut_weights(place)
-    ill = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
-    assert ill.returncode == 1
-    assert "FAIL  model" in ill.stdout
+    broken = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+    assert broken.returncode == 1
+    assert "FAIL  model" in broken.stdout
