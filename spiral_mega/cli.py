@@ -15,24 +15,26 @@ from spiral_mega.errors import UserError
 from spiral_mega.process.imports import imports_without_gc
 from spiral_mega.validation.load import dump_config, load_config
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-# A user's own modules (rewards by import path) are found beside where the command is run, as with `python -m`.
+# Import a user's own modules (verifiers by import path) from the current folder, as `python -m`
+# does.
 sys.path.insert(0, "")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to it, such as rollout.sampling.temperature=0.8.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides, such as rollout.sampling.temperature=0.8.")]
 
 
 @app.command()
 def train(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Train, or go on training from the newest checkpoint in run.dir.
+    """Train, or resume training from the newest checkpoint in run.dir.
 
-    SIGTERM, SIGINT or SIGUSR1 save a checkpoint and end the run; run.dir/status.json says whether it finished.
+    SIGTERM, SIGINT or SIGUSR1 save a checkpoint and end the run; run.dir/status.json says whether
+    it finished.
     """
-    with _plain_errors():
+    with _user_errors():
         loaded = load_config(config, overrides or [])
         with imports_without_gc():
             from spiral_mega.distributed.runtime import start_runtime
@@ -44,22 +46,22 @@ def train(config: ConfigPath, overrides: Overrides = None) -> None:
 
 @app.command("config")
 def show_config(config: ConfigPath, overrides: Overrides = None) -> None:
-    """Print the resolved configuration, every default included."""
-    with _plain_errors():
+    """Print the resolved configuration, including all defaults."""
+    with _user_errors():
         typer.echo(dump_config(load_config(config, overrides or [])), nl=False)
 
 
 @app.command("filter")
 def filter_problems(
     config: ConfigPath,
-    output: Annotated[Path, typer.Option(help="JSONL file to write the kept problems to.")],
+    output: Annotated[Path, typer.Option(help="JSONL file for the problems kept.")],
     overrides: Overrides = None,
     samples: Annotated[int, typer.Option(min=1, help="Responses sampled for each problem.")] = 8,
-    low: Annotated[float, typer.Option(help="Keep problems whose mean reward is above this ...")] = 0.0,
-    high: Annotated[float, typer.Option(help="... and below this.")] = 1.0,
+    low: Annotated[float, typer.Option(help="Keep problems with a mean reward above this.")] = 0.0,
+    high: Annotated[float, typer.Option(help="Keep problems with a mean reward below this.")] = 1.0,
 ) -> None:
-    """Keep the training problems that the model sometimes solves: low < mean reward < high."""
-    with _plain_errors():
+    """Write the training problems that the model sometimes solves: low < mean reward < high."""
+    with _user_errors():
         loaded = load_config(config, overrides or [])
         with imports_without_gc():
             from spiral_mega.distributed.runtime import start_runtime
@@ -73,15 +75,18 @@ def filter_problems(
 def evaluate(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="YAML file (may be left out where --model is a run), then changes to it."),
+        typer.Argument(help="YAML file (optional if --model is a run), then overrides."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model in Hugging Face form, run folder, or checkpoint; default: model.path.")
+        str | None, typer.Option(help="Hugging Face model, run folder, or checkpoint; default: model.path.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder to write to; default: run.dir/evaluation.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the results; default: run.dir/evaluation.")] = None,
 ) -> None:
-    """Measure a model on data.eval with the harnesses of eval.harnesses; go on where the same command stopped."""
-    with _plain_errors():
+    """Evaluate a model on data.eval with the harnesses of eval.harnesses.
+
+    The same command resumes where it stopped.
+    """
+    with _user_errors():
         given = settings or []
         has_file = bool(given) and "=" not in given[0]
         with imports_without_gc():
@@ -96,14 +101,17 @@ def evaluate(
 
 @app.command()
 def analyze(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with traces.")],
-    points: Annotated[int, typer.Option(min=1, help="Spans of steps to summarise.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
-    time_limit_s: Annotated[float, typer.Option(help="Of one comparison of two answers.")] = 5.0,
+    run: Annotated[Path, typer.Argument(help="Folder of a run that saved traces.")],
+    points: Annotated[int, typer.Option(min=1, help="Intervals of steps to summarize.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
+    time_limit_s: Annotated[float, typer.Option(help="Seconds for one comparison of two answers.")] = 5.0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that compare answers.")] = 2,
 ) -> None:
-    """Diversity, entropy, aggregation, verification and tokens of a run's training traces, to RUN/analysis.json."""
-    with _plain_errors():
+    """Analyze a run's training traces: diversity, entropy, aggregation, verification, tokens.
+
+    Writes RUN/analysis.json.
+    """
+    with _user_errors():
         from spiral_mega.analysis.training_traces import analyze_training
 
         analyze_training(run, points=points, seed=seed, time_limit_s=time_limit_s, workers=workers)
@@ -112,12 +120,12 @@ def analyze(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or evaluations, shown side by side.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or evaluations to compare.")],
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    max_traces: Annotated[int, typer.Option(min=1, help="Traces to take along, of all runs together.")] = 10_000,
+    max_traces: Annotated[int, typer.Option(min=1, help="Most traces to include, over all runs.")] = 10_000,
 ) -> None:
-    """Curves, evaluations, analyses, times and episodes of runs, as one HTML page that needs no network."""
-    with _plain_errors():
+    """Write one HTML page of curves, evaluations, analyses, times and episodes; it needs no network."""
+    with _user_errors():
         from spiral_mega.report.write_page import write_report
 
         write_report(runs, output, max_traces=max_traces)
@@ -126,11 +134,14 @@ def report(
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(help="YAML file of a run to look at too.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run to check too.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Look for what is wrong with this machine, and with a run on it, and say how to mend it; status 1 if there is."""
-    with _plain_errors():
+    """Check this machine, and a run on it, and report problems with their remedies.
+
+    Exits with status 1 if there is an error.
+    """
+    with _user_errors():
         loaded = None if config is None else load_config(config, overrides or [])
         with imports_without_gc():
             from spiral_mega.doctor import diagnose, format_report
@@ -144,29 +155,33 @@ def doctor(
 @app.command("convert")
 def convert_model(
     origin: Annotated[Path, typer.Argument(help="Hugging Face folder, checkpoint (step_NNNNNN) or PEFT adapter.")],
-    target: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     to: Annotated[
         str,
         typer.Option(
-            help="hf (adapters are merged), dcp (the trainer's checkpoint on FSDP2), dcp-megatron (on megatron-core), "
-            "torch_dist (megatron-core's own) or peft (adapter)."
+            help="hf (adapters merged), dcp (the trainer's checkpoint on FSDP2), dcp-megatron (the "
+            "same on megatron-core), torch_dist (megatron-core's own format) or peft (adapter)."
         ),
     ],
-    base: Annotated[str | None, typer.Option(help="Model that a checkpoint or adapter belongs to.")] = None,
-    model: Annotated[str | None, typer.Option(help="Of a checkpoint of two: search or aggregation.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; without it: as it is.")] = None,
-    shard_gb: Annotated[float, typer.Option(min=0.000001, help="Largest safetensors file, in GB.")] = 4.0,
-    verify: Annotated[bool, typer.Option(help="Compare logits of both ends; loads whole models.")] = False,
+    base: Annotated[str | None, typer.Option(help="Base model of a checkpoint or adapter.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which of two models in a checkpoint: search or aggregation.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: unchanged.")] = None,
+    shard_gb: Annotated[float, typer.Option(min=0.000001, help="Largest size of a safetensors file, in GB.")] = 4.0,
+    verify: Annotated[bool, typer.Option(help="Compare the logits of origin and target; loads whole models.")] = False,
 ) -> None:
-    """Convert a model between safetensors, checkpoints of FSDP2 and megatron-core, and adapters, with a piece of a
-    tensor in memory."""
-    with _plain_errors():
+    """Convert a model between safetensors, checkpoints of FSDP2 and megatron-core, and adapters.
+
+    Holds only a part of one tensor in memory at a time.
+    """
+    with _user_errors():
         with imports_without_gc():
             from spiral_mega.conversion import convert
             from spiral_mega.conversion.convert import DTYPES, FORMS
 
         if to not in FORMS or dtype not in (None, *DTYPES):
-            raise UserError(f"--to {to} --dtype {dtype}: forms are {', '.join(FORMS)}, types {', '.join(DTYPES)}")
+            raise UserError(f"--to {to} --dtype {dtype}: formats are {', '.join(FORMS)}, types {', '.join(DTYPES)}")
         done = convert(
             origin,
             target,
@@ -185,16 +200,21 @@ def convert_model(
 def plan(
     config: ConfigPath,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpu: Annotated[str, typer.Option(help="h100-80, h200, b200 or a100-80.")] = "h100-80",
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 8,
-    median_tokens: Annotated[float, typer.Option(min=1, help="Median length of a response, assumed.")] = 1600.0,
-    trace: Annotated[bool, typer.Option(help="Also trace an update's memory: seconds per layer.")] = False,
-    search: Annotated[bool, typer.Option(help="Look for the quickest layouts that fit.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for the memory through a step.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the cluster.")] = 1,
+    gpu: Annotated[str, typer.Option(help="Type: h100-80, h200, b200 or a100-80.")] = "h100-80",
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 8,
+    median_tokens: Annotated[
+        float, typer.Option(min=1, help="Expected median length of a response, in tokens.")
+    ] = 1600.0,
+    trace: Annotated[bool, typer.Option(help="Also trace the memory of an update; takes seconds per layer.")] = False,
+    search: Annotated[bool, typer.Option(help="Search for the fastest layouts that fit.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="PNG file of the memory through a step.")] = None,
 ) -> None:
-    """Tell whether a run fits a cluster and how long its steps take, without one; status 1 if it does not fit."""
-    with _plain_errors():
+    """Forecast whether a run fits a cluster and how long its steps take, without the cluster.
+
+    Exits with status 1 if it does not fit.
+    """
+    with _user_errors():
         loaded = load_config(config, overrides or [])
         with imports_without_gc():
             from spiral_mega.capacity.forecast import forecast
@@ -219,29 +239,50 @@ def launch(
     config: ConfigPath,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to train on.")],
     overrides: Overrides = None,
-    spares: Annotated[int, typer.Option(min=0, help="More nodes, to take the place of bad ones.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs to ask for; 0: none.")] = 8,
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Processes on a node; default: its GPUs.")] = None,
-    time: Annotated[str, typer.Option(help="Limit of one job; the run goes on in the next.")] = "24:00:00",
-    stop_seconds: Annotated[int, typer.Option(min=1, help="Time to save a checkpoint before that.")] = 240,
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
-    container_image: Annotated[str | None, typer.Option(help="Image for pyxis/enroot.")] = None,
-    container_mounts: Annotated[str | None, typer.Option(help="Its mounts; default: repository and here.")] = None,
-    python: Annotated[str, typer.Option(help="Interpreter on the nodes, or in the container.")] = sys.executable,
-    health: Annotated[str, typer.Option(help="Flags of spiral_mega.launch.health, or 'off'.")] = "",
-    sbatch: Annotated[list[str] | None, typer.Option(help="More options of sbatch: --sbatch=--qos=high")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; submit nothing.")] = False,
+    spares: Annotated[int, typer.Option(min=0, help="Extra nodes that replace bad ones.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs to request on each node; 0: none.")] = 8,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Processes on each node; default: one for each GPU.")
+    ] = None,
+    time: Annotated[str, typer.Option(help="Time limit of one job; the run resumes in the next.")] = "24:00:00",
+    stop_seconds: Annotated[
+        int, typer.Option(min=1, help="Seconds before the limit in which to save a checkpoint.")
+    ] = 240,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
+    container_image: Annotated[str | None, typer.Option(help="Container image for pyxis/enroot.")] = None,
+    container_mounts: Annotated[
+        str | None, typer.Option(help="Mounts of the container; default: repository and current folder.")
+    ] = None,
+    python: Annotated[str, typer.Option(help="Python interpreter on the nodes, or in the container.")] = sys.executable,
+    health: Annotated[str, typer.Option(help="Flags of spiral_mega.launch.health, or 'off' for no check.")] = "",
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="Another option of sbatch, such as --sbatch=--qos=high.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script without submitting it.")] = False,
 ) -> None:
     """Train on a Slurm cluster: write run.dir/launch/train.sbatch and submit it (docs/guide/cluster.md)."""
-    with _plain_errors():
+    with _user_errors():
         loaded = load_config(config, overrides or [])
         from spiral_mega.launch.slurm import Job, submit, write_script
 
         if not (ranks_per_node or gpus_per_node):
-            raise UserError("--gpus-per-node is 0: say by --ranks-per-node how many processes a node is to run")
-        job = Job(nodes, spares, gpus_per_node, ranks_per_node, time, stop_seconds, partition, account,
-                  container_image, container_mounts, python, health, tuple(sbatch or ()))  # fmt: skip
+            raise UserError("--gpus-per-node is 0: set --ranks-per-node to the number of processes on each node")
+        job = Job(
+            nodes=nodes,
+            spares=spares,
+            gpus_per_node=gpus_per_node,
+            ranks_per_node=ranks_per_node,
+            time=time,
+            stop_seconds=stop_seconds,
+            partition=partition,
+            account=account,
+            container_image=container_image,
+            container_mounts=container_mounts,
+            python=python,
+            health=health,
+            extra=tuple(sbatch or ()),
+        )
         script = write_script(loaded, config, overrides or [], job)
         if dry_run:
             typer.echo(script.read_text(), nl=False)
@@ -250,20 +291,20 @@ def launch(
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What the user can mend is printed as its message, with status 2; anything else keeps its traceback."""
+def _user_errors() -> Iterator[None]:
+    """Print errors that the user can fix as their message, with status 2; others keep their traceback."""
     try:
         yield
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise
         where = f" ({error.filename})" if error.filename else ""
         typer.echo(
-            f"error: no space is left to write to{where}: {error.strerror}. Free some; the same command goes on "
-            "from the last checkpoint",
+            f"error: no space is left to write to{where}: {error.strerror}. Free some; the same "
+            "command resumes from the last checkpoint",
             err=True,
         )
         raise typer.Exit(2) from None

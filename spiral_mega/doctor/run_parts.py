@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: disk space, model files, tokenizer, chat template, problems, verifiers."""
+"""Checks of what a configuration names: disk space, model, tokenizer, problems, verifiers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def disk(config: Config) -> Iterator[Finding]:
 
 
 def _disk_bytes(config: Config) -> int:
-    """Return the most bytes that checkpoints and export of the run's models take; 0 for a model that is not readable."""
+    """Return the most bytes that checkpoints and export take; 0 for a model that is not readable."""
     configs = model_configs(config).items()
     return sum(_model_disk_bytes(each, trained=name != config.frozen) for name, each in configs)
 
@@ -65,7 +65,7 @@ def _adapter_weights(model: nn.Module, config: Config) -> int:
 
 
 def model_files(config: Config) -> Iterator[Finding]:
-    """Check that the files of each model are complete and hold the tensors that its config.json calls for."""
+    """Check that each model's files are complete and hold the tensors of its config.json."""
     check_models(config)
     for path in dict.fromkeys(each.model.path for each in model_configs(config).values()):
         yield from _files_of(path)
@@ -123,7 +123,7 @@ def tokenizer(config: Config) -> Iterator[Finding]:
 
 
 def problems_and_verifier(config: Config) -> Iterator[Finding]:
-    """Check that the problems load, and that each verifier answers in its processes within its limit."""
+    """Check that the problems load, and that each verifier answers within the time limit."""
     examples: dict[str, Problem] = {}
     for name, sources in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if sources:

@@ -1,1 +1,1 @@
-"""Starting runs on a cluster: health checks, and Slurm scripts from the templates in launch/."""
+"""Start runs on a cluster: health checks, and Slurm jobs from the templates in launch/."""

@@ -1,9 +1,10 @@
-"""Are these nodes fit to train? Run before a run, on each node alone or on all ranks together.
+"""Check before a run that nodes are fit to train: each node alone, or all ranks together.
 
-    python -m spiral_mega.launch.health --folder runs/x                                  this node
-    launch/torchrun.sh -m spiral_mega.launch.health --folder runs/x                      and all ranks among each other
+    python -m spiral_mega.launch.health --folder runs/x                      this node
+    launch/torchrun.sh -m spiral_mega.launch.health --folder runs/x          all ranks, also together
 
-Prints a line for each node, "health: ok HOST ..." or "health: bad HOST: why", and ends with status 1 if one is bad.
+Prints a line for each node, "health: ok HOST ..." or "health: bad HOST: reason", and exits with
+status 1 if any is bad.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from spiral_mega.process.exit import skip_teardown
 
 GIB = 1024**3
 ROUNDS = 5
-REDUCED_BYTES = {"cuda": 512 * 2**20, "cpu": 4 * 2**20}
-MATRIX = {"cuda": 8192, "cpu": 512}
+ALL_REDUCE_BYTES = {"cuda": 512 * 2**20, "cpu": 4 * 2**20}
+MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
 NVIDIA_FIELDS = (
     *("index", "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown"),
     *("clocks_throttle_reasons.hw_power_brake_slowdown", "ecc.errors.uncorrected.volatile.total"),
@@ -39,19 +40,23 @@ NVIDIA_FIELDS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node must have. Bandwidth in GB/s, as NCCL's tests count it (bus bandwidth); 0 asks for nothing."""
+    """What a node must have. Bandwidth: bus bandwidth in GB/s, as in NCCL's tests; 0: any."""
 
-    disk_gib: float
-    shm_gib: float
-    gpu_free: float
-    clock_s: float
-    slowest: float
-    bandwidth: float
+    min_disk_gib: float
+    min_shm_gib: float
+    min_gpu_free: float
+    max_clock_skew_s: float
+    min_speed: float
+    min_bandwidth: float
 
 
 @dataclass
 class Report:
-    """What one rank found. `rate` is of matrix products, in TFLOP/s; `clock` seconds since 1970, all at one moment."""
+    """The findings of one rank.
+
+    `rate`: matrix products, in TFLOP/s. `clock`: seconds since 1970, read by all ranks at the same
+    moment.
+    """
 
     host: str
     rank: int
@@ -65,30 +70,30 @@ class Report:
 
 
 def check_node(folder: Path, devices: Sequence[torch.device], limits: Limits, rank: int = 0) -> Report:
-    """What can be seen from here alone: disk, shared memory, and each of the CUDA `devices`."""
+    """Check this node alone: disk, shared memory, and each of the CUDA `devices`."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
     problems = []
-    if free < limits.disk_gib:
-        problems.append(f"{free:.1f} GiB are free at {existing}, fewer than {limits.disk_gib:g}")
-    if (shared := shutil.disk_usage("/dev/shm").free / GIB) < limits.shm_gib:
-        problems.append(f"{shared:.2f} GiB are free in /dev/shm, fewer than {limits.shm_gib:g}")
+    if free < limits.min_disk_gib:
+        problems.append(f"{free:.1f} GiB are free at {existing}, fewer than {limits.min_disk_gib:g}")
+    if (shared := shutil.disk_usage("/dev/shm").free / GIB) < limits.min_shm_gib:
+        problems.append(f"{shared:.2f} GiB are free in /dev/shm, fewer than {limits.min_shm_gib:g}")
     cuda = [device for device in devices if device.type == "cuda"]
     for device in cuda:
         available, total = torch.cuda.mem_get_info(device)
-        if available < limits.gpu_free * total:
+        if available < limits.min_gpu_free * total:
             problems.append(
                 f"{available / GIB:.1f} of {total / GIB:.1f} GiB of {device} are free: another process holds the rest"
             )
     if cuda:
-        problems += throttled(_nvidia_smi())
+        problems += gpu_problems(_nvidia_smi())
     names = {torch.cuda.get_device_name(device) for device in cuda} or {"cpu"}
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
     return Report(socket.gethostname(), rank, ", ".join(sorted(names)), problems, free, versions=versions)
 
 
-def throttled(table: str) -> list[str]:
-    """What nvidia-smi's answer to NVIDIA_FIELDS, as CSV without header and units, says is wrong."""
+def gpu_problems(table: str) -> list[str]:
+    """Return the problems in nvidia-smi's CSV of NVIDIA_FIELDS, without header and units."""
     problems = []
     for line in table.splitlines():
         index, *values = (value.strip() for value in line.split(","))
@@ -101,7 +106,7 @@ def throttled(table: str) -> list[str]:
 
 
 def check_all(report: Report, runtime: Runtime, limits: Limits) -> list[Report]:
-    """Complete every rank's report by what shows among ranks; all of them, on every rank; collective."""
+    """Add checks between ranks to the reports; return those of all ranks, on every rank; collective."""
     device = runtime.device
     dist.barrier()
     report.clock = time.time()
@@ -111,42 +116,46 @@ def check_all(report: Report, runtime: Runtime, limits: Limits) -> list[Report]:
         report.problems.append(f"an all-reduce gave {float(ones[0])}: the network or a device computes wrongly")
     report.rate = _matrix_rate(runtime)
     report.bandwidth = _bandwidth(runtime)
-    return judge(gather_objects(report), limits)
+    return compare(gather_objects(report), limits)
 
 
-def judge(reports: list[Report], limits: Limits) -> list[Report]:
-    """`reports` with the problems that show when they are compared."""
+def compare(reports: list[Report], limits: Limits) -> list[Report]:
+    """Add to `reports` the problems that show when they are compared."""
     clock, rate = median(each.clock for each in reports), median(each.rate for each in reports)
     versions = max((each.versions for each in reports), key=[each.versions for each in reports].count)
     for each in reports:
-        if abs(each.clock - clock) > limits.clock_s:
+        if abs(each.clock - clock) > limits.max_clock_skew_s:
             each.problems.append(f"its clock is {each.clock - clock:+.1f} s from the others'")
-        if each.rate < limits.slowest * rate:
+        if each.rate < limits.min_speed * rate:
             each.problems.append(
-                f"rank {each.rank} multiplies at {each.rate:.3g} TFLOP/s, below {limits.slowest:g} of the median "
-                f"({rate:.3g})"
+                f"rank {each.rank} multiplies at {each.rate:.3g} TFLOP/s, below "
+                f"{limits.min_speed:g} of the median ({rate:.3g})"
             )
         if each.versions != versions:
             each.problems.append(f"it has {each.versions}, others {versions}")
-        if len(reports) > 1 and each.bandwidth < limits.bandwidth:
-            each.problems.append(f"all-reduce at {each.bandwidth:.2f} GB/s, below {limits.bandwidth:g}")
+        if len(reports) > 1 and each.bandwidth < limits.min_bandwidth:
+            each.problems.append(f"all-reduce at {each.bandwidth:.2f} GB/s, below {limits.min_bandwidth:g}")
     return reports
 
 
-def lines(reports: Sequence[Report]) -> list[str]:
-    """What is printed: a line for each node, in order of its ranks."""
+def format_lines(reports: Sequence[Report]) -> list[str]:
+    """Return a line for each node, in the order of ranks."""
     hosts: dict[str, list[Report]] = {}
     for each in reports:
         hosts.setdefault(each.host, []).append(each)
-    found = []
-    for host, own in hosts.items():
-        if problems := list(dict.fromkeys(problem for each in own for problem in each.problems)):
-            found.append(f"health: bad {host}: {'; '.join(problems)}")
-            continue
-        slowest = min(own, key=lambda each: each.rate)
-        figures = f"{slowest.rate:.3g} TFLOP/s, all-reduce {slowest.bandwidth:.2f} GB/s, " if slowest.rate else ""
-        found.append(f"health: ok {host} ({len(own)} x {own[0].device}, {figures}{own[0].free_disk_gib:.0f} GiB free)")
-    return found
+    return [_format_line(host, of_host) for host, of_host in hosts.items()]
+
+
+def _format_line(host: str, reports: Sequence[Report]) -> str:
+    problems = list(dict.fromkeys(problem for each in reports for problem in each.problems))
+    if problems:
+        return f"health: bad {host}: {'; '.join(problems)}"
+    slowest = min(reports, key=lambda each: each.rate)
+    speed = ""
+    if slowest.rate:
+        speed = f"{slowest.rate:.3g} TFLOP/s, all-reduce {slowest.bandwidth:.2f} GB/s, "
+    devices = f"{len(reports)} x {reports[0].device}"
+    return f"health: ok {host} ({devices}, {speed}{reports[0].free_disk_gib:.0f} GiB free)"
 
 
 def _nvidia_smi() -> str:
@@ -158,17 +167,17 @@ def _nvidia_smi() -> str:
 
 
 def _matrix_rate(runtime: Runtime) -> float:
-    """TFLOP/s of square matrix products, the best of some rounds."""
-    n = MATRIX[runtime.device.type]
+    """Measure square matrix products: TFLOP/s, the best of some rounds."""
+    n = MATRIX_SIZE[runtime.device.type]
     a = torch.ones(n, n, device=runtime.device, dtype=torch.bfloat16 if runtime.device.type == "cuda" else None)
     seconds = [_timed(runtime, lambda: a @ a) for _ in range(ROUNDS)]
     return 2 * n**3 / min(seconds) / 1e12
 
 
 def _bandwidth(runtime: Runtime) -> float:
-    """Bus bandwidth of an all-reduce, in GB/s, the best of some rounds; collective."""
+    """Measure the bus bandwidth of an all-reduce: GB/s, the best of some rounds; collective."""
     n = runtime.world_size
-    data = torch.zeros(REDUCED_BYTES[runtime.device.type] // 4, device=runtime.device)
+    data = torch.zeros(ALL_REDUCE_BYTES[runtime.device.type] // 4, device=runtime.device)
     seconds = []
     for _ in range(ROUNDS):
         dist.barrier()
@@ -186,19 +195,16 @@ def _timed(runtime: Runtime, work: Callable[[], object]) -> float:
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Path, Limits]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="run.dir: its file system must have space")
-    parser.add_argument("--disk-gib", type=float, default=50.0, help="least free space there (default: %(default)s)")
-    parser.add_argument("--shm-gib", type=float, default=1.0, help="least free in /dev/shm (default: %(default)s)")
-    parser.add_argument(
-        "--gpu-free", type=float, default=0.95, help="least free share of memory (default: %(default)s)"
-    )
-    parser.add_argument("--clock-s", type=float, default=5.0, help="most that clocks may differ (default: %(default)s)")
-    parser.add_argument(
-        "--slowest", type=float, default=0.8, help="least share of the median rank's speed (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--bandwidth", type=float, default=0.0, help="least all-reduce bus bandwidth, GB/s (default: any)"
-    )
+    parser.add_argument("--folder", type=Path, required=True, help="run.dir, whose file system must have space")
+    for flag, default, text in (
+        ("--min-disk-gib", 50.0, "free disk space there, in GiB"),
+        ("--min-shm-gib", 1.0, "free space in /dev/shm, in GiB"),
+        ("--min-gpu-free", 0.95, "free fraction of GPU memory"),
+        ("--max-clock-skew-s", 5.0, "difference of a node's clock from the median, in seconds"),
+        ("--min-speed", 0.8, "fraction of the median rank's speed of matrix products"),
+        ("--min-bandwidth", 0.0, "bus bandwidth of an all-reduce, in GB/s; 0: any"),
+    ):
+        parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
     values = vars(parser.parse_args(arguments))
     return values.pop("folder"), Limits(**values)
 
@@ -215,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if runtime.is_main:
-        print("\n".join(lines(reports)), flush=True)
+        print("\n".join(format_lines(reports)), flush=True)
     return int(any(each.problems for each in reports))
 
 

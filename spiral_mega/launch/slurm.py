@@ -1,4 +1,4 @@
-"""A run as a Slurm job: the script, made from launch/slurm/train.sbatch, and its submission."""
+"""Submit a run as a Slurm job, with a script made from launch/slurm/train.sbatch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 
-HOME = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = Path("launch/slurm/train.sbatch")
 SETTINGS = "# (settings)"
-STOP_MARGIN_S = 60  # between the end of STOP_SECONDS and of the job's time
+STOP_MARGIN_S = 60  # between the end of STOP_SECONDS and the job's time limit
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job asks Slurm for. `extra` are more options of sbatch, such as "--qos=high"; null leaves one out."""
+    """What a job requests from Slurm; None leaves an option out. `extra` are more options, such as "--qos=high"."""
 
     nodes: int
     spares: int = 0
@@ -38,7 +38,10 @@ class Job:
 
 
 def write_script(config: Config, path: Path, overrides: Sequence[str], job: Job) -> Path:
-    """Write run.dir/launch/train.sbatch for `spiral-mega train path overrides...`, which `config` is, and return it."""
+    """Write run.dir/launch/train.sbatch for `spiral-mega train path overrides...`; return its path.
+
+    `config` is what `path` and `overrides` resolve to.
+    """
     folder = Path(config.run.dir) / "launch"
     script = folder / "train.sbatch"
     text = render(_template(), path, overrides, job, Path(config.run.dir))
@@ -51,10 +54,28 @@ def write_script(config: Config, path: Path, overrides: Sequence[str], job: Job)
 
 
 def render(template: str, path: Path, overrides: Sequence[str], job: Job, run_dir: Path) -> str:
-    """The script: `template` with its #SBATCH options changed to `job`'s, and its settings and arguments filled in."""
-    name = f"spiral-{run_dir.name}"
+    """Return `template` with the #SBATCH options of `job`, its settings and its arguments filled in."""
+    options = _options(job, run_dir)
+    lines = []
+    for line in template.splitlines():
+        if line.startswith("#SBATCH --"):
+            key, _, value = line.removeprefix("#SBATCH --").partition("=")
+            wanted = options.pop(key, value)
+            if wanted is not None:
+                lines.append(_directive(key, wanted))
+        elif line == SETTINGS:
+            lines += [_directive(key, value) for key, value in options.items() if value is not None]
+            lines += [f"{key}={shlex.quote(value)}" for key, value in _settings(job, run_dir).items()]
+            lines.append(f"set -- {shlex.join([str(path), *overrides])}")
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _options(job: Job, run_dir: Path) -> dict[str, str | None]:
+    """Return the options of sbatch: a value, "" for a flag, None for an option of the template to drop."""
     options = {
-        "job-name": name,
+        "job-name": f"spiral-{run_dir.name}",
         "nodes": str(job.nodes + job.spares),
         "gpus-per-node": str(job.gpus_per_node) if job.gpus_per_node else None,
         "exclusive": "" if job.gpus_per_node else None,
@@ -67,10 +88,15 @@ def render(template: str, path: Path, overrides: Sequence[str], job: Job, run_di
     for option in job.extra:
         key, _, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not key:
-            raise UserError(f"--sbatch {option!r} is no option of sbatch: write --sbatch=--key=value")
+            raise UserError(f"--sbatch {option!r} is not an option of sbatch: write --sbatch=--key=value")
         options[key] = value
+    return options
+
+
+def _settings(job: Job, run_dir: Path) -> dict[str, str]:
+    """Return the shell variables of the script; launch/slurm/lifecycle.sh describes them."""
     settings = {
-        "SPIRAL_HOME": str(HOME),
+        "SPIRAL_HOME": str(REPOSITORY),
         "RUN_DIR": str(run_dir),
         "NODES": str(job.nodes),
         "RANKS_PER_NODE": str(job.ranks_per_node or job.gpus_per_node),
@@ -79,25 +105,18 @@ def render(template: str, path: Path, overrides: Sequence[str], job: Job, run_di
         "HEALTH": job.health,
     }
     if job.container_image is not None:
+        folders = (REPOSITORY, Path.cwd())
         settings["CONTAINER_IMAGE"] = job.container_image
-        settings["CONTAINER_MOUNTS"] = job.container_mounts or f"{HOME}:{HOME},{Path.cwd()}:{Path.cwd()}"
-    lines = []
-    for line in template.splitlines():
-        if line.startswith("#SBATCH --"):
-            key, _, value = line.removeprefix("#SBATCH --").partition("=")
-            wanted = options.pop(key, value)
-            lines += [] if wanted is None else [_option(key, wanted)]
-        elif line == SETTINGS:
-            lines += [_option(key, value) for key, value in options.items() if value is not None]
-            lines += [f"{key}={shlex.quote(value)}" for key, value in settings.items()]
-            lines.append(f"set -- {shlex.join([str(path), *overrides])}")
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+        settings["CONTAINER_MOUNTS"] = job.container_mounts or ",".join(f"{each}:{each}" for each in folders)
+    return settings
+
+
+def _directive(key: str, value: str) -> str:
+    return f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}"
 
 
 def submit(script: Path) -> str:
-    """Give `script` to sbatch; the job's number. Raises UserError with sbatch's own words."""
+    """Submit `script` with sbatch; return the job number. Raises UserError with sbatch's message."""
     if shutil.which("sbatch") is None:
         raise UserError(f"there is no sbatch here: run this on a login node, or submit {script} there")
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
@@ -106,15 +125,11 @@ def submit(script: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def _option(key: str, value: str) -> str:
-    return f"#SBATCH --{key}={value}" if value else f"#SBATCH --{key}"
-
-
 def _template() -> str:
     try:
-        return (HOME / TEMPLATE).read_text()
+        return (REPOSITORY / TEMPLATE).read_text()
     except OSError as error:
         raise UserError(
-            f"{HOME / TEMPLATE} is not there: the scripts come with the repository, not with the package alone; "
-            "install it with pip install -e ."
+            f"{REPOSITORY / TEMPLATE} does not exist: the scripts come with the repository, not "
+            "with the package; install it with pip install -e ."
         ) from error

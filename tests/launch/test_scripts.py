@@ -13,10 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 from spiral_mega.cli import app
-from spiral_mega.launch.health import Limits, Report, check_node, judge, lines, throttled
+from spiral_mega.launch.health import Limits, Report, check_node, compare, format_lines, gpu_problems
 
 ROOT = Path(__file__).parents[2]
-LIMITS = Limits(disk_gib=1, shm_gib=0, gpu_free=0.95, clock_s=5, slowest=0.8, bandwidth=100)
+LIMITS = Limits(min_disk_gib=1, min_shm_gib=0, min_gpu_free=0.95, max_clock_skew_s=5, min_speed=0.8, min_bandwidth=100)
 
 
 def launch(folder: Path, *options: str) -> str:
@@ -78,11 +78,11 @@ def test_a_container_is_handed_to_pyxis(tmp_path: Path) -> None:
     assert {"--container-image=nvcr.io#nvidia/pytorch:26.01", "--container-mounts=/d:/d"} <= set(words)
 
 
-def test_mistakes_are_told_before_anything_is_submitted(tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_anything_is_submitted(tmp_path: Path) -> None:
     for options, said in (
         (["--nodes=1", "rollout.temprature=1"], "did you mean 'sampling.temperature'?"),
         (["--nodes=1", "--gpus-per-node=0"], "--ranks-per-node"),
-        (["--nodes=1", "--sbatch=qos"], "is no option of sbatch"),
+        (["--nodes=1", "--sbatch=qos"], "is not an option of sbatch"),
     ):
         result = CliRunner().invoke(app, ["launch", str(ROOT / "configs/demo.yaml"), *options, f"run.dir={tmp_path}"])
         assert result.exit_code == 2
@@ -98,12 +98,19 @@ def test_every_script_is_bash(tmp_path: Path) -> None:
 
 
 def test_two_nodes_without_slurm_meet_and_see_each_other(tmp_path: Path) -> None:
-    """torchrun.sh on each of two nodes, told by the environment; here both are this machine."""
+    """torchrun.sh on each of two nodes, configured by the environment; here both are this machine."""
     environment = os.environ | {
         "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "NODES": "2", "RANKS_PER_NODE": "1",
         "MASTER_ADDR": "localhost", "MASTER_PORT": "29871", "LOG_DIR": str(tmp_path),
     }  # fmt: skip
-    health = ["-m", "spiral_mega.launch.health", f"--folder={tmp_path}", "--disk-gib=0", "--shm-gib=0", "--slowest=0"]
+    health = [
+        "-m",
+        "spiral_mega.launch.health",
+        f"--folder={tmp_path}",
+        "--min-disk-gib=0",
+        "--min-shm-gib=0",
+        "--min-speed=0",
+    ]
     nodes = [
         subprocess.Popen(
             [ROOT / "launch" / "torchrun.sh", "--node-rank", str(node), *health],
@@ -125,17 +132,19 @@ def report(host: str, rank: int, **values: float) -> Report:
 def test_nodes_are_compared_with_each_other() -> None:
     reports = [report("a", 0), report("b", 1, clock=112.0), report("c", 2, rate=400.0), report("d", 3), report("e", 4)]
     reports[3].versions["torch"] = "2.12.0"
-    printed = lines(judge(reports, LIMITS))
+    printed = format_lines(compare(reports, LIMITS))
     assert printed[0] == "health: ok a (1 x NVIDIA H200, 600 TFLOP/s, all-reduce 300.00 GB/s, 1000 GiB free)"
     assert "health: bad b: its clock is +12.0 s from the others'" in printed
     assert printed[2].startswith("health: bad c: rank 2 multiplies at 400 TFLOP/s, below 0.8 of the median (600)")
     assert printed[3].startswith("health: bad d: it has {'torch': '2.12.0'}, others {'torch': '2.13.0'}")
-    slow = lines(judge([report("a", 0, bandwidth=40.0), report("b", 1, bandwidth=40.0)], LIMITS))
+    slow = format_lines(compare([report("a", 0, bandwidth=40.0), report("b", 1, bandwidth=40.0)], LIMITS))
     assert slow[0] == "health: bad a: all-reduce at 40.00 GB/s, below 100"
 
 
 def test_a_node_without_space_is_bad(tmp_path: Path) -> None:
-    limits = Limits(disk_gib=1e9, shm_gib=1e9, gpu_free=0.95, clock_s=5, slowest=0.8, bandwidth=0)
+    limits = Limits(
+        min_disk_gib=1e9, min_shm_gib=1e9, min_gpu_free=0.95, max_clock_skew_s=5, min_speed=0.8, min_bandwidth=0
+    )
     problems = check_node(tmp_path / "not" / "there", [torch.device("cpu")], limits).problems
     assert f"GiB are free at {tmp_path}, fewer than 1e+09" in problems[0]
     assert "in /dev/shm" in problems[1]
@@ -149,5 +158,5 @@ def test_a_node_without_space_is_bad(tmp_path: Path) -> None:
         ("3, Not Active, Not Active, Not Active, 2\n", ["GPU 3 has 2 uncorrected memory errors"]),
     ],
 )
-def test_what_nvidia_smi_says_of_a_gpu_is_understood(table: str, problems: list[str]) -> None:
-    assert throttled(table) == problems
+def test_nvidia_smi_reports_of_a_gpu_are_parsed(table: str, problems: list[str]) -> None:
+    assert gpu_problems(table) == problems

@@ -1,4 +1,4 @@
-"""Runs on a real Slurm go through a time limit, a sick node and a dead one by themselves, and end as if nothing was."""
+"""Runs on a real Slurm survive a time limit, a bad node and a dead node, and end with the same weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
         environment = cluster.environment | {"FAULT_SWITCH": str(self.switch), "OMP_NUM_THREADS": "1"}
         command = [
             *(sys.executable, "-m", "spiral_mega", "launch", "configs/demo.yaml", "--nodes=2", "--gpus-per-node=0"),
-            *("--ranks-per-node=1", "--stop-seconds=50", "--health=--slowest=0 --disk-gib=1", *options),
+            *("--ranks-per-node=1", "--stop-seconds=50", "--health=--min-speed=0 --min-disk-gib=1", *options),
             *(f"run.dir={folder}", *overrides),
         ]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -104,7 +104,7 @@ def test_a_task_of_an_array_requeues_itself_alone(limited: Job, cluster: Cluster
     assert "max_response_tokens: 8" in (folder / "1.out").read_text()
 
 
-def test_a_sick_node_is_found_before_the_run_and_another_job_does_without_it(
+def test_a_bad_node_is_found_before_the_run_and_another_job_runs_without_it(
     limited: Job, cluster: Cluster, tmp_path: Path
 ) -> None:
     cluster.fill_shared_memory("node4")
@@ -134,11 +134,11 @@ def test_a_dead_node_is_replaced_by_a_spare(
         cluster.wait_for(lambda node=node: len(pids_on(node)) == 1, 30)  # type: ignore[misc]
 
 
-def test_what_a_person_has_to_mend_is_not_tried_again(limited: Job, cluster: Cluster, tmp_path: Path) -> None:
+def test_an_error_that_the_user_has_to_fix_is_not_retried(limited: Job, cluster: Cluster, tmp_path: Path) -> None:
     missing = f"data.train.0.path={tmp_path}/missing.jsonl"
     job = Job(cluster, tmp_path / "run", "--health=off", overrides=(*OVERRIDES, missing))
     job.wait_for_end(job.number, "FAILED")
-    assert re.search(r"a person has to look: .*missing.jsonl: no such file", job.output())
+    assert re.search(r"the run needs a fix: .*missing.jsonl: no such file", job.output())
     assert "attempt 2" not in job.output()
 
 
@@ -151,7 +151,7 @@ def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_
     cluster.run("scontrol", "update", f"JobId={limited.number}", "TimeLimit=30")
     limited.wait_for_end(limited.number)
     assert "asked to stop: saving" in limited.output()
-    assert re.search(r"requeued, to go on from \S+step_0000", limited.output())
+    assert re.search(r"requeued, to resume from \S+step_0000", limited.output())
     assert "resumed from step" in limited.output()
     assert limited.weights_equal(reference)
     for rank, node in enumerate(NODES[:2]):
