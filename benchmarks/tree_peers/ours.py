@@ -20,7 +20,7 @@ def update(folder: str, problems: int) -> dict[str, float]:
             "model": {"path": folder},
             "data": {"train": [{"path": "unused.jsonl"}]},
             "rollout": {"sampling": {"max_response_tokens": RESPONSE, "max_context_tokens": 1024}},
-            "algorithm": {"loss": "ppo_clip", "clip_low": CLIP, "clip_high": CLIP},
+            "algorithm": {"loss": {"name": "ppo_clip", "clip_low": CLIP, "clip_high": CLIP}},
             "policy": {"microbatch_tokens": BUDGET},
         }
     )

@@ -1,10 +1,12 @@
-"""What is sampled for a problem: search traces, then levels of sets of earlier traces, each set aggregated anew.
+"""What is sampled for a problem: search traces, then levels of sets of earlier traces, each set
+aggregated anew.
 
     problem --> search traces --draw--> sets --> aggregation traces --draw--> sets --> aggregation_2 traces ...
                     N1                K of n          N2 for each set
                \\_____________________ level 0 ______________________/  \\___________ level 1 __________/
 
-Positions number the traces of an episode from 0: search first, then the aggregation traces set by set.
+Positions number the traces of an episode from 0: search first, then the aggregation traces set by
+set.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ Members = tuple[int, ...]
 class Level:
     """`num_sets` sets of `set_size` traces of the level below, each trace at most once in a set.
 
-    `design` "independent" draws every set on its own, so that two may be equal; the other designs are those of
-    `algorithm.sets`. A response has at most `max_tokens`; None: rollout.sampling.max_response_tokens.
+    `design` "independent" draws every set on its own, so that two may be equal; the other designs
+    are those of `algorithm.sets`. A response has at most `max_tokens`; None:
+    rollout.sampling.max_response_tokens.
     """
 
     num_sets: int
@@ -37,9 +40,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class SetSpec:
-    """One drawn set: positions of its members in `Episode.traces()`, in the order in which the prompt lists them.
+    """One drawn set: positions of its members in `Episode.traces()`, in the order in which the
+    prompt lists them.
 
-    `component` is that of the traces which answer the set, and `max_tokens` their limit (None: the run's).
+    `component` is that of the traces which answer the set, and `max_tokens` their limit (None: the
+    run's).
     """
 
     level: int
@@ -50,10 +55,11 @@ class SetSpec:
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """`search_traces` responses to the problem; at each level, `aggregation_traces` responses to each of its sets.
+    """`search_traces` responses to the problem; at each level, `aggregation_traces` responses to
+    each of its sets.
 
-    With `aggregation_traces` 0, sets are drawn for credit only, and nothing is sampled for them. `max_tokens` limits
-    search traces; None: rollout.sampling.max_response_tokens.
+    With `aggregation_traces` 0, sets are drawn for credit only, and nothing is sampled for them.
+    `max_tokens` limits search traces; None: rollout.sampling.max_response_tokens.
     """
 
     search_traces: int
@@ -75,8 +81,8 @@ class SamplingPlan:
     def for_evaluation(cls, algorithm: AlgorithmConfig, training: SamplingPlan) -> SamplingPlan:
         """Return the plan of `from_algorithm`, for held-out problems.
 
-        Where training draws sets for credit only, which cost no samples and may be many, aggregate no more sets
-        than one partition of the search traces has.
+        Where training draws sets for credit only, which cost no samples and may be many, aggregate
+        no more sets than one partition of the search traces has.
         """
         plan = cls.from_algorithm(algorithm)
         if training.aggregation_traces or not training.levels:

@@ -30,10 +30,15 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "") -> It
 
 
 def _sentence(item: ErrorDetails, model: type[BaseModel], key: str) -> str:
-    location = item["loc"]
+    location, section = _resolve(model, item["loc"])
     name = ".".join(map(str, (key, *location) if key else location))
     if item["type"] == "extra_forbidden":
-        return f"{name}: unknown key; {_suggestion(model, location)}"
+        return f"{name}: unknown key; {_suggestion(section, str(location[-1]))}"
+    if item["type"] == "union_tag_invalid":
+        tag, expected = item["ctx"]["tag"], item["ctx"]["expected_tags"]
+        return f"{name}.{_discriminator(item)} is {tag!r}: use one of {expected}"
+    if item["type"] == "union_tag_not_found":
+        return f"{name}.{_discriminator(item)}: missing; set it in the file or as {name}.{_discriminator(item)}=..."
     if item["type"] == "missing":
         return f"{name}: missing; set it in the file or as {name}=..."
     if item["type"] == "value_error":  # raised by a validator of ours, whose text names the key
@@ -41,32 +46,40 @@ def _sentence(item: ErrorDetails, model: type[BaseModel], key: str) -> str:
     return f"{name}: {item['msg']} (got {item['input']!r}, {type(item['input']).__name__})"
 
 
-def _suggestion(model: type[BaseModel], location: Location) -> str:
+def _discriminator(item: ErrorDetails) -> str:
+    """Return the key that selects a section of a discriminated union."""
+    return str(item["ctx"]["discriminator"]).strip("'")
+
+
+def _suggestion(section: type[BaseModel], unknown: str) -> str:
     """Name the key that an unknown key resembles, in its section or one level deeper, else all keys of the section."""
-    section = _section_at(model, location[:-1])
     known: dict[str, str] = {}
     for name, field in section.model_fields.items():
         if get_origin(field.annotation) is not list:
             for inner in _sections_in(field.annotation):
                 known |= {key: f"{name}.{key}" for key in inner.model_fields}
     known |= {name: name for name in section.model_fields}
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    close = difflib.get_close_matches(unknown, known, n=1)
     if close:
         return f"did you mean {known[close[0]]!r}?"
     return f"known keys: {', '.join(section.model_fields) or 'none'}"
 
 
-def _section_at(model: type[BaseModel], location: Location) -> type[BaseModel]:
-    """Return the section at `location`, whose parts are keys, list indices and tags of discriminated unions."""
-    candidates = [model]
+def _resolve(model: type[BaseModel], location: Location) -> tuple[Location, type[BaseModel]]:
+    """Return `location` without the tags of discriminated unions, and the section that holds its last key."""
+    keys: list[int | str] = []
+    section, candidates = model, [model]
     for part in location:
         tagged = [each for each in candidates if len(candidates) > 1 and part in _tags(each)]
-        field = candidates[0].model_fields.get(str(part))
         if tagged:
             candidates = tagged
-        elif field is not None:
+            continue
+        keys.append(part)
+        section = candidates[0]
+        field = section.model_fields.get(str(part))
+        if field is not None:
             candidates = _sections_in(field.annotation) or candidates
-    return candidates[0]
+    return tuple(keys), section
 
 
 def _sections_in(annotation: Any) -> list[type[BaseModel]]:

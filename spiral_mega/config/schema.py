@@ -5,7 +5,7 @@ Unknown keys and wrong types are refused.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -396,62 +396,157 @@ class KlConfig(Section):
     def _has_a_gradient(self) -> KlConfig:
         if self.apply == "loss" and self.estimator == "k1":
             raise ValueError(
-                "algorithm.kl.estimator is k1 and algorithm.kl.apply loss, whose expected gradient is 0: "
-                "use k2 or k3, or apply it as a reward"
+                "algorithm.kl.estimator is k1 and algorithm.kl.apply loss, whose expected gradient "
+                "is 0: use k2 or k3, or apply it as a reward"
             )
         return self
 
 
-class AlgorithmConfig(Section):
-    """The paper's N1, n, K, N2 and how credit becomes a loss."""
+ClipLow = Annotated[float, Field(ge=0, description="Ratios are clipped below at 1 - clip_low.")]
+ClipHigh = Annotated[float, Field(ge=0, description="Ratios are clipped above at 1 + clip_high.")]
 
-    objective: str = Field(default="spiral", description="A file of spiral_mega/algorithm/objectives/.")
-    options: dict[str, Any] = Field(default={}, description="What the objective's own `Options` hold.")
-    search_traces: int = Field(default=8, gt=0, description="N1")
-    set_size: int = Field(default=4, gt=0, description="n")
-    num_sets: int = Field(default=4, gt=0, description="K")
-    aggregation_traces: int = Field(default=4, gt=0, description="N2, for each set")
-    set_design: Literal["uniform", "ordered", "balanced"] = "uniform"
+
+class ImportanceSamplingLoss(Section):
+    """The paper's loss: -r A, with r the ratio of policy to sampler at the token and A its advantage."""
+
+    name: Literal["importance_sampling"] = "importance_sampling"
+
+
+class PpoClipLoss(Section):
+    """PPO's clipped surrogate: no gradient where the ratio of a token has left the clip range."""
+
+    name: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+
+
+class GspoLoss(Section):
+    """GSPO: as ppo_clip, with one ratio for each sequence, the geometric mean over its tokens."""
+
+    name: Literal["gspo"] = "gspo"
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+
+
+class CispoLoss(Section):
+    """CISPO: the clipped ratio is a weight without gradient, so every token keeps its gradient."""
+
+    name: Literal["cispo"] = "cispo"
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+
+
+class TruncatedImportanceSamplingLoss(Section):
+    """As cispo, with the ratio limited from above only."""
+
+    name: Literal["truncated_importance_sampling"] = "truncated_importance_sampling"
+    ratio_cap: float = Field(default=2.0, gt=0, description="Largest ratio.")
+
+
+Loss = Annotated[
+    ImportanceSamplingLoss | PpoClipLoss | GspoLoss | CispoLoss | TruncatedImportanceSamplingLoss,
+    Field(discriminator="name"),
+]
+LossReduction = Literal["sum", "token_mean", "sequence_mean"]
+
+
+class AlgorithmConfig(Section):
+    """What is sampled for a problem (the paper's N1, n, K, N2), and how rewards become a loss."""
+
+    objective: str = Field(default="spiral", description="Recipe: a file of spiral_mega/algorithm/objectives/.")
+    options: dict[str, Any] = Field(default={}, description="The recipe's own options; see its `Options`.")
+    search_traces: int = Field(default=8, gt=0, description="N1: search traces of a problem.")
+    set_size: int = Field(default=4, gt=0, description="n: search traces in a set.")
+    num_sets: int = Field(default=4, gt=0, description="K: sets of a problem.")
+    aggregation_traces: int = Field(default=4, gt=0, description="N2: aggregation traces of a set.")
+    set_design: Literal["uniform", "ordered", "balanced"] = Field(
+        default="uniform",
+        description="How the K distinct sets are drawn. uniform: from all sets of n; ordered: from "
+        "all sequences of n; balanced: random partitions, so that every trace is in K n / N1 sets.",
+    )
     set_order: Literal["ascending", "random"] = Field(
         default="ascending",
-        description="How a set lists its traces: ascending, so that sets share leading traces and their tokens, or "
-        "each set at random. The design 'ordered' has orders of its own.",
+        description="Order of a set's traces in its prompt. ascending: sets share leading traces "
+        "and their tokens; random: each set in an order of its own. The design 'ordered' draws its "
+        "own orders.",
     )
-    target_length: int | None = Field(default=None, gt=0, description="L_target of the length gate; null: no gate.")
-    component_weights: Literal["paper", "unbiased"] | dict[str, float] = "paper"
-    loss_reduction: (
-        Literal["sum", "token_mean", "sequence_mean"] | dict[str, Literal["sum", "token_mean", "sequence_mean"]]
-    ) = "sum"
-    loss: Literal["importance_sampling", "ppo_clip", "cispo", "gspo", "truncated_importance_sampling"] = (
-        "importance_sampling"
+    target_length: int | None = Field(
+        default=None,
+        gt=0,
+        description="L_target of the length gate, in tokens: longer responses get no positive "
+        "advantage; null: no gate.",
     )
-    clip_low: float = Field(default=0.2, ge=0, description="Ratios are clipped below at 1 - clip_low.")
-    clip_high: float = Field(default=0.2, ge=0, description="Ratios are clipped above at 1 + clip_high.")
-    ratio_cap: float = Field(default=2.0, gt=0, description="truncated_importance_sampling: largest weight.")
-    entropy_bonus: float = Field(
-        default=0.0, ge=0, description="Times the entropy at each trained token, subtracted from its loss."
+    component_weights: Literal["paper", "unbiased"] | dict[str, float] = Field(
+        default="paper",
+        description="Weight of each component's loss. paper: 1; unbiased: 1 / the scale of its "
+        "expected gradient; or a number for each component.",
     )
-    kl: KlConfig | None = Field(default=None, description="KL penalty to a reference policy; null: none, as the paper.")
+    loss_reduction: LossReduction | dict[str, LossReduction] = Field(
+        default="sum",
+        description="Denominator of a token's loss, for all components or by component. sum: "
+        "problems of the batch (the paper's); token_mean: tokens of the component; sequence_mean: "
+        "traces of the component times tokens of the trace.",
+    )
+    loss: Loss = Field(default=ImportanceSamplingLoss(), description="Loss of a token, by name, with its own limits.")
     max_sequence_ratio: float | None = Field(
         default=None,
         gt=1,
-        description="Sequences whose mean ratio to the sampler (geometric, over tokens) is outside [1 / it, it] are "
-        "left out of the loss, and counted; null: none.",
+        description="Mask sequences whose mean ratio to the sampler (geometric, over tokens) is "
+        "outside [1 / max_sequence_ratio, max_sequence_ratio], and count their tokens; null: none.",
     )
+    entropy_bonus: float = Field(
+        default=0.0,
+        ge=0,
+        description="Coefficient of the entropy that is subtracted from each token's loss; 0: none.",
+    )
+    kl: KlConfig | None = Field(
+        default=None, description="KL penalty to a reference policy; null: none, as in the paper."
+    )
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _loss_is_a_section(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f"algorithm.loss is {value!r}, but a loss is a section with its own limits: write "
+                f"algorithm.loss.name={value}, or loss: {{name: {value}}} in the file"
+            )
+        return value
 
 
 class BatchConfig(Section):
-    problems: int = Field(default=256, gt=0, description="|B|: problems (effective ones) in an optimizer step.")
-    minibatches: int = Field(default=1, gt=0, description="Optimizer updates made from one batch.")
-    dynamic_sampling: bool = Field(default=True, description="Draw until `problems` of them are effective.")
-    max_resample_rounds: int = Field(default=4, ge=0, description="At most so many times `problems` more are drawn.")
+    """The problems of a batch, and the updates made from it."""
+
+    problems: int = Field(
+        default=256,
+        gt=0,
+        description="|B|: problems of a batch; with dynamic_sampling, effective ones.",
+    )
+    minibatches: int = Field(
+        default=1,
+        gt=0,
+        description="Optimizer updates made from one batch, each on an equal share of its problems.",
+    )
+    dynamic_sampling: bool = Field(
+        default=True,
+        description="Sample further prompts until `problems` of them are effective: some trace has "
+        "a nonzero advantage.",
+    )
+    max_resample_rounds: int = Field(
+        default=4,
+        ge=0,
+        description="With dynamic_sampling, sample at most this many times `problems` further prompts.",
+    )
     oversample: float = Field(
-        default=1.0, ge=1, description="Problems in progress, over what the share of effective ones calls for."
+        default=1.0,
+        ge=1,
+        description="Problems kept in flight, relative to those needed at the current share of effective ones.",
     )
     keep: Literal["first", "fastest"] = Field(
         default="first",
-        description="Which draws fill the batch: the first in order, or those that end first. Either way the rest is "
-        "given up. The fastest do not wait for stragglers, and lean towards problems whose traces are short.",
+        description="Which prompts fill the batch: the first in sampling order, or those that "
+        "finish first. The others are cancelled. fastest does not wait for stragglers, but favours "
+        "problems with short traces.",
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spiral_mega.algorithm.losses import LossFunction
+from spiral_mega.algorithm.losses import LossFunction, LossInputs
 from spiral_mega.algorithm.regularizers import Regularizers, kl_estimate
 from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
 from spiral_mega.packing.tree_batch import TreeBatch
@@ -59,16 +59,16 @@ def weighted_loss(
     reference policy's, without gradient, where there is one.
     """
     advantages = regularizers.advantages(batch.advantages, logprobs, reference_logprobs, batch.sequence_ids)
-    tokens = loss_fn(logprobs, batch.sampler_logprobs, advantages, batch.sequence_ids)
-    losses = tokens.loss
+    tokens = loss_fn(LossInputs(logprobs, batch.sampler_logprobs, advantages, batch.sequence_ids))
+    losses = tokens.loss_R
     if (penalty := regularizers.penalty(logprobs, entropy, reference_logprobs)) is not None:
-        losses = losses + penalty.masked_fill(tokens.masked, 0.0)
+        losses = losses + penalty.masked_fill(tokens.masked_R, 0.0)
     weighted = losses * batch.weights
     with torch.no_grad():
-        ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked]
+        ratio = (logprobs - batch.sampler_logprobs)[~tokens.masked_R]
         totals.add(
             tokens=torch.ones_like(logprobs), loss=weighted, entropy=entropy, log_ratio=ratio,
-            kl=ratio.exp() - 1 - ratio, clipped=tokens.clipped, masked=tokens.masked,
+            kl=ratio.exp() - 1 - ratio, clipped=tokens.clipped_R, masked=tokens.masked_R,
         )  # fmt: skip
         if reference_logprobs is not None:
             totals.add(reference_kl=kl_estimate(logprobs, reference_logprobs, "k3"))

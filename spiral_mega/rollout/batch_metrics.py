@@ -110,7 +110,7 @@ def check_mismatch(metrics: Mapping[str, float], sync: SyncConfig) -> None:
     message = (
         f"{', '.join(exceeded)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs are not those of "
         "the policy. Look for different kernels, precision or templates; "
-        "algorithm.loss=truncated_importance_sampling and algorithm.max_sequence_ratio limit the effect"
+        "algorithm.loss.name=truncated_importance_sampling and algorithm.max_sequence_ratio limit the effect"
     )
     if sync.on_max_kl == "stop":
         raise MismatchError(f"{message}. The run resumes from its last checkpoint")

@@ -1,35 +1,46 @@
 """Losses and their gradients against forms derived by hand, in float64; masks and extremes."""
 
+import inspect
 import math
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spiral_mega.algorithm.losses import MAX_LOG_RATIO, make_loss
-from spiral_mega.config.schema import AlgorithmConfig
+from spiral_mega.algorithm.losses import LOSSES, MAX_LOG_RATIO, LossInputs, make_loss
+from spiral_mega.config.schema import AlgorithmConfig, Loss
 
 LOW, HIGH, CAP = 0.2, 0.3, 1.5
-LOSSES = ["importance_sampling", "ppo_clip", "cispo", "gspo", "truncated_importance_sampling"]
+NAMES = ["importance_sampling", "ppo_clip", "cispo", "gspo", "truncated_importance_sampling"]
 BAD = [math.nan, math.inf, -math.inf]
 
 
+def section(name):
+    """The configuration of a loss, with limits of its own."""
+    if name == "importance_sampling":
+        return {"name": name}
+    limits = {"ratio_cap": CAP} if name == "truncated_importance_sampling" else {"clip_low": LOW, "clip_high": HIGH}
+    return {"name": name, **limits}
+
+
 def loss_named(name):
-    return make_loss(AlgorithmConfig(loss=name, clip_low=LOW, clip_high=HIGH, ratio_cap=CAP))
+    return make_loss(AlgorithmConfig(loss=section(name)))
 
 
 def run(name, policy, sampler, advantages, ids=None, weights=None, dtype=torch.float64):
     """Loss, gradient of the weighted sum with respect to the policy's log-probabilities, and the two masks."""
     logprobs = torch.tensor(policy, dtype=dtype, requires_grad=True)
-    result = loss_named(name)(
+    inputs = LossInputs(
         logprobs,
         torch.tensor(sampler, dtype=dtype),
         torch.tensor(advantages, dtype=dtype),
         torch.tensor(ids if ids is not None else [0] * len(policy), dtype=torch.long),
     )
-    (result.loss * torch.tensor(weights or [1.0] * len(policy), dtype=dtype)).sum().backward()
-    return result.loss.detach().tolist(), logprobs.grad.tolist(), result.clipped.tolist(), result.masked.tolist()
+    loss, clipped, masked = loss_named(name)(inputs)
+    (loss * torch.tensor(weights or [1.0] * len(policy), dtype=dtype)).sum().backward()
+    return loss.detach().tolist(), logprobs.grad.tolist(), clipped.tolist(), masked.tolist()
 
 
 def by_hand(name, logp, sampler, advantage):
@@ -50,10 +61,18 @@ def by_hand(name, logp, sampler, advantage):
     return -r * advantage, -r * advantage, False
 
 
+def test_every_loss_has_a_section_that_holds_its_limits():
+    union, _ = get_args(Loss)
+    sections = {each.model_fields["name"].default: each.model_fields.keys() - {"name"} for each in get_args(union)}
+    limits = {name: inspect.signature(loss).parameters.keys() - {"inputs"} for name, loss in LOSSES.items()}
+    assert sections == limits
+    assert sorted(sections) == sorted(NAMES)
+
+
 tokens = st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.floats(-2, 2)), max_size=8)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 @given(tokens)
 @settings(max_examples=100, deadline=None)
 def test_loss_and_gradient_equal_those_derived_by_hand(name, given_tokens):
@@ -66,7 +85,7 @@ def test_loss_and_gradient_equal_those_derived_by_hand(name, given_tokens):
     assert not any(masked)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_on_policy_every_loss_has_the_policy_gradient(name):
     policy, advantages = [-0.3, -1.2, -4.0, -0.01], [1.0, -0.5, 0.25, 2.0]
     ids, weights = [0, 1, 2, 3], [0.5, 2.0, 1.0, 0.1]
@@ -102,7 +121,7 @@ def test_gspo_leaves_masked_tokens_out_of_the_mean():
     assert masked == [False, True, False]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("policy_logprob", [-1.0, -math.inf, math.nan])
 def test_a_token_without_a_sampler_logprob_has_no_loss_and_no_gradient(name, bad, policy_logprob):
@@ -117,7 +136,7 @@ def test_a_token_without_a_sampler_logprob_has_no_loss_and_no_gradient(name, bad
     assert (grad[0], grad[2]) == pytest.approx(tuple(alone[1]))
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_huge_log_ratios_stay_finite_and_are_counted(name, dtype, advantage):
@@ -143,24 +162,24 @@ def test_importance_sampling_counts_only_ratios_beyond_its_bound():
     assert loss == pytest.approx([-math.exp(just), -math.exp(MAX_LOG_RATIO)])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_broken_policy_is_not_hidden(name):
     loss, *_ = run(name, [math.nan], [-1.0], [1.0])
     assert math.isnan(loss[0])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_tokens_no_loss(name):
     assert run(name, [], [], []) == ([], [], [], [])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_shapes_that_differ_are_refused(name):
-    with pytest.raises(ValueError, match=r"\(2,\), \(1,\), \(2,\), \(2,\): each must be \[T\]"):
+    with pytest.raises(ValueError, match=r"\(2,\), \(1,\), \(2,\), \(2,\): each must be \[R\]"):
         run(name, [-1.0, -1.0], [-1.0], [1.0, 1.0])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_sequences_packed_together_do_not_touch_each_other(name):
     policy, sampler, advantages = [-1.0, -0.4, -0.9], [-1.3, -0.6, -0.7], [0.5, 0.5, -2.0]
     together = run(name, policy, sampler, advantages, ids=[0, 0, 1])
@@ -170,18 +189,18 @@ def test_sequences_packed_together_do_not_touch_each_other(name):
         assert packed == pytest.approx(a + b)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", NAMES)
 def test_sequences_far_from_the_sampler_are_left_out_whole(name):
     # Mean log-ratios of 0.3, -0.3 and 0.05 where log(1.2) is the bound; the second has tokens on either side of it.
     policy, sampler = [-1.0, -0.5, -1.4, -0.9, -0.5, -0.3], [-1.3, -0.8, -1.0, -0.7, -0.6, -0.3]
     ids = [5, 5, 2, 2, 0, 0]
-    config = AlgorithmConfig(loss=name, clip_low=LOW, clip_high=HIGH, ratio_cap=CAP, max_sequence_ratio=1.2)
+    config = AlgorithmConfig(loss=section(name), max_sequence_ratio=1.2)
     logprobs = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
     given = [torch.tensor(each, dtype=torch.float64) for each in (sampler, [1.0] * 6)]
-    result = make_loss(config)(logprobs, *given, torch.tensor(ids))
-    result.loss.sum().backward()
-    assert result.masked.tolist() == [True] * 4 + [False] * 2
-    assert result.loss.tolist()[:4] == logprobs.grad.tolist()[:4] == [0.0] * 4
+    loss_R, _, masked_R = make_loss(config)(LossInputs(logprobs, *given, torch.tensor(ids)))
+    loss_R.sum().backward()
+    assert masked_R.tolist() == [True] * 4 + [False] * 2
+    assert loss_R.tolist()[:4] == logprobs.grad.tolist()[:4] == [0.0] * 4
     loss, grad, _, _ = run(name, policy[4:], sampler[4:], [1.0, 1.0], ids=[0, 0])
-    assert result.loss.tolist()[4:] == pytest.approx(loss)
+    assert loss_R.tolist()[4:] == pytest.approx(loss)
     assert logprobs.grad.tolist()[4:] == pytest.approx(grad)

@@ -51,5 +51,5 @@ def test_paper_weights_give_the_two_terms_at_their_scales():
 def test_on_policy_the_other_losses_give_the_same_gradient(loss):
     one_draw = draws(algorithm())[:1]
     reference = expected_gradient(algorithm(), outcomes(algorithm(), one_draw))
-    gradient = expected_gradient(algorithm(loss=loss), outcomes(algorithm(), one_draw))
+    gradient = expected_gradient(algorithm(loss={"name": loss}), outcomes(algorithm(), one_draw))
     np.testing.assert_allclose(gradient, reference, rtol=0, atol=1e-12)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import torch
 
-from spiral_mega.algorithm.losses import make_loss
+from spiral_mega.algorithm.losses import LossInputs, make_loss
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
 from spiral_mega.config.model_set import DEFAULT_MODEL, model_for
@@ -162,12 +162,11 @@ def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, fro
     logits = torch.tensor(inputs, dtype=torch.float64) @ parameters
     signs = torch.tensor(targets, dtype=torch.float64) * 2 - 1
     logprobs = torch.nn.functional.logsigmoid(signs * logits)
-    token_loss = make_loss(config)(
-        logprobs, logprobs.detach(), torch.tensor(advantages, dtype=torch.float64), torch.tensor(ids)
-    )
-    assert not token_loss.masked.any()
-    assert not token_loss.clipped.any()
-    (token_loss.loss * torch.tensor(weights, dtype=torch.float64)).sum().backward()
+    advantages_R = torch.tensor(advantages, dtype=torch.float64)
+    token_loss = make_loss(config)(LossInputs(logprobs, logprobs.detach(), advantages_R, torch.tensor(ids)))
+    assert not token_loss.masked_R.any()
+    assert not token_loss.clipped_R.any()
+    (token_loss.loss_R * torch.tensor(weights, dtype=torch.float64)).sum().backward()
     return parameters.grad.numpy()
 
 

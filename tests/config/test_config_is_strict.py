@@ -69,6 +69,18 @@ def base(tmp_path: Path) -> Path:
         ("algorithm.component_weights.search=1.0", ["component_weights", "aggregation"]),
         ("algorithm.component_weights=unbiased algorithm.aggregation_traces=1", ["unbiased", "aggregation"]),
         ("algorithm.loss_reduction=mean", ["algorithm.loss_reduction", "mean"]),
+        (
+            "algorithm.loss=ppo_clip",
+            ["algorithm.loss is 'ppo_clip'", "algorithm.loss.name=ppo_clip", "{name: ppo_clip}"],
+        ),
+        ("algorithm.loss.name=ppo", ["algorithm.loss.name is 'ppo'", "'ppo_clip', 'gspo'"]),
+        ("algorithm.loss.clip_low=0.1", ["algorithm.loss.name: missing", "algorithm.loss.name=..."]),
+        ("algorithm.clip_low=0.1", ["algorithm.clip_low: unknown key", "'loss.clip_low'"]),
+        (
+            "algorithm.loss.name=cispo algorithm.loss.ratio_cap=2.0",
+            ["algorithm.loss.ratio_cap: unknown key", "name, clip_low, clip_high"],
+        ),
+        ("algorithm.loss.name=gspo algorithm.loss.clip_high=-1.0", ["algorithm.loss.clip_high: ", "-1.0"]),
         ("data.max_prompt_tokens=1900", ["data.max_prompt_tokens", "1900", "2000"]),
         ("rollout.sampling.max_context_tokens=1000", ["aggregation prompt", "algorithm.set_size", "1100", "1000"]),
         ("rollout.sampling.max_response_tokens=2000", ["rollout.sampling.max_response_tokens", "2000"]),
@@ -239,7 +251,11 @@ def test_the_defaults_are_those_of_the_paper() -> None:
     algorithm = Config.model_validate(BASE).algorithm
     shape = (algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.aggregation_traces)
     assert shape == (8, 4, 4, 4)
-    assert (algorithm.objective, algorithm.set_design, algorithm.loss) == ("spiral", "uniform", "importance_sampling")
+    assert (algorithm.objective, algorithm.set_design, algorithm.loss.name) == (
+        "spiral",
+        "uniform",
+        "importance_sampling",
+    )
     config = Config.model_validate({**BASE, "model": {"path": "x", "lora": {}}})
     assert config.model.lora is not None
     assert (config.model.lora.rank, config.model.lora.alpha) == (32, 32)

@@ -109,7 +109,7 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
         (
             "algorithm.objective=grpo",
             "algorithm.options.normalize_std=true",
-            "algorithm.loss=ppo_clip",
+            "algorithm.loss.name=ppo_clip",
             "batch.minibatches=2",
         ),
         (
@@ -117,8 +117,8 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
             "algorithm.component_weights=unbiased",
             "algorithm.loss_reduction=token_mean",
         ),
-        ("algorithm.loss=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
-        ("algorithm.loss=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
+        ("algorithm.loss.name=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
+        ("algorithm.loss.name=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
         ("algorithm.objective=passk", "algorithm.num_sets=70", "algorithm.component_weights=unbiased"),
     ],
     ids=["grpo", "balanced", "gspo", "cispo", "passk"],
