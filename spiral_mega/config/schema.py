@@ -484,7 +484,7 @@ class AlgorithmConfig(Section):
     loss_reduction: LossReduction | dict[str, LossReduction] = Field(
         default="sum",
         description="Denominator of a token's loss, for all components or by component. sum: "
-        "problems of the batch (the paper's); token_mean: tokens of the component; sequence_mean: "
+        "problems of the update (the paper's |B|); token_mean: tokens of the component; sequence_mean: "
         "traces of the component times tokens of the trace.",
     )
     loss: Loss = Field(default=ImportanceSamplingLoss(), description="Loss of a token, by name, with its own limits.")
