@@ -1,4 +1,4 @@
-"""Which problem comes next: an endless walk over seeded permutations that resumes exactly where it stopped."""
+"""Samples problems without end, one seeded permutation an epoch; resumes exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from spiral_mega.seeds import derive_seed
 
 
 class ProblemSampler:
-    """Indices in [0, num_problems), each once an epoch, in an order that depends on (seed, epoch) alone.
+    """Returns indices in [0, num_problems), each once an epoch, in an order that depends on (seed, epoch) alone.
 
-    The only state is how many were drawn, so it is the same on every rank of every world size: all ranks hold the
-    same sampler, draw the same indices, and each takes its slice.
+    Its only state is how many indices were drawn. All ranks hold the same sampler, on any world size: they draw the
+    same indices, and each takes its slice.
 
-    A call may cross the end of an epoch: it goes on with the next one and drops nothing. At such a seam one call can
-    hold a problem twice, once for each epoch. So what is derived for a draw (a sampling seed, say) should depend on
-    its number, `drawn`, and not on the problem alone, or the two would get the same samples.
+    A call that crosses the end of an epoch continues with the next one and drops nothing. It may then return a problem
+    twice, once for each epoch, so seeds must not be derived from the problem alone, or both would get the same samples.
     """
 
     def __init__(self, num_problems: int, seed: int) -> None:
@@ -31,7 +30,7 @@ class ProblemSampler:
 
     @property
     def drawn(self) -> int:
-        """Problems drawn since the start; the number of the next draw."""
+        """How many problems were drawn since the start."""
         return self._drawn
 
     @property
@@ -40,7 +39,7 @@ class ProblemSampler:
         return self._drawn / self.num_problems
 
     def next(self, count: int) -> list[int]:
-        """The next `count` indices."""
+        """Return the next `count` indices."""
         if count < 0:
             raise DataError(f"count is {count}: it cannot be negative")
         indices: list[int] = []
@@ -52,7 +51,7 @@ class ProblemSampler:
         return indices
 
     def unread(self, count: int) -> None:
-        """Undo the last `count` draws: they come next again."""
+        """Put back the last `count` indices: they are returned next again."""
         if not 0 <= count <= self._drawn:
             raise DataError(f"count is {count}: {self._drawn} were drawn")
         self._drawn -= count
@@ -61,7 +60,7 @@ class ProblemSampler:
         return {"num_problems": self.num_problems, "seed": self.seed, "drawn": self._drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken. Raises DataError when it is of other data or of another seed."""
+        """Continue from `state`. Raises DataError if it belongs to other data or another seed."""
         if set(state) != set(self.state_dict()):
             raise DataError(
                 f"sampler state has keys {sorted(state)}, not {sorted(self.state_dict())}: wrong checkpoint"

@@ -1,9 +1,9 @@
-"""What a trace may talk to while it is written: tools, games, anything that answers a turn.
+"""Environments: what answers a trace's turns, such as tools and games.
 
-An environment is a function (problem, messages) -> messages. It is given the problem's messages and, after them, the
-trace's turns and its own replies so far, the last a turn that has just ended; what it returns is shown to the model,
-which then writes on. No messages end the trace. It has to be quick and to depend on nothing but its arguments: ranks
-that share an engine each ask their own. Its replies are in the context and not in the loss.
+An environment is a function (problem, messages) -> messages. It gets the problem's messages followed by the trace's
+turns and its own replies so far, the last message being the turn that has just ended. The model continues after what it
+returns; an empty list ends the trace. Replies are in the context and not in the loss. The function must be quick, and
+depend on its arguments alone: ranks that share an engine each call it themselves.
 """
 
 from __future__ import annotations
@@ -23,30 +23,34 @@ BUILT_IN = {"calculator": "spiral_mega.environments.calculator:reply"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`function`, known as `name` in the configuration; a trace has at most `max_turns` turns of the model."""
+    """A `function` by its `name` in the configuration; the model has at most `max_turns` turns in a trace."""
 
     name: str
     function: Callable[[Problem, list[Message]], list[Message]]
     max_turns: int
 
     def reply(self, problem: Problem, messages: list[Message]) -> list[Message]:
-        """Its messages. Raises UserError when it fails, or returns what is no list of messages."""
+        """Return the function's messages. Raises UserError if it fails or returns anything but a list of messages."""
         try:
             replies = self.function(problem, [dict(message) for message in messages])
         except Exception as error:  # a user's function may fail in any way
             raise UserError(
-                f"rollout.sampling.environment {self.name} failed on problem {problem.id} ({type(error).__name__}: {error})"
+                f"rollout.sampling.environment {self.name} failed on problem {problem.id} "
+                f"({type(error).__name__}: {error})"
             ) from error
         if not isinstance(replies, list) or not all(map(_is_message, replies)):
             raise UserError(
-                f"rollout.sampling.environment {self.name} replied {replies!r} on problem {problem.id}: return a list of "
-                "messages, each with a role and a content"
+                f"rollout.sampling.environment {self.name} replied {replies!r} on problem {problem.id}: return a list "
+                "of messages, each with a role and a content"
             )
         return replies
 
 
 def make_environment(config: SamplingConfig) -> Environment | None:
-    """What `rollout.sampling.environment` names, or None. Raises ValueError when there is no such function."""
+    """Return the environment that `rollout.sampling.environment` names, or None if it is null.
+
+    Raises ValueError if there is no such function.
+    """
     if config.environment is None:
         return None
     try:
@@ -54,12 +58,13 @@ def make_environment(config: SamplingConfig) -> Environment | None:
     except ValueError as error:
         known = ", ".join(BUILT_IN)
         raise ValueError(
-            f"rollout.sampling.environment is {config.environment!r}: {error}; use one of {known}, or a function (problem, "
-            "messages) -> messages"
+            f"rollout.sampling.environment is {config.environment!r}: {error}; use one of {known}, or a function "
+            "(problem, messages) -> messages"
         ) from error
     return Environment(config.environment, function, config.max_turns)
 
 
 def _is_message(value: object) -> bool:
-    form = isinstance(value, dict) and value.keys() == {"role", "content"}
-    return form and all(isinstance(each, str) for each in value.values())  # type: ignore[attr-defined]
+    if not isinstance(value, dict) or value.keys() != {"role", "content"}:
+        return False
+    return all(isinstance(each, str) for each in value.values())

@@ -1,6 +1,6 @@
-"""A calculator: a turn that ends in <calc>2 * (3 + 4)</calc> is answered by the value, exactly while that is short.
+"""A calculator: replies to a turn that ends in <calc>2 * (3 + 4)</calc> with the value, exactly if it is short.
 
-Numbers, + - * /, parentheses. Anything else is answered by what is wrong with it, so that the model can mend it.
+It knows numbers, + - * / and parentheses. To anything else it replies with the error, so that the model can fix it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 
 
 def reply(problem: Problem, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The value of the last turn's call as a message of the tool; nothing if the turn does not end in a call."""
+    """Return the value of the last turn's call as a tool message; an empty list if the turn does not end in a call."""
     call = _CALL.search(messages[-1]["content"])
     return [{"role": "tool", "content": calculate(call[1])}] if call else []
 
 
 def calculate(text: str) -> str:
-    """The value of an arithmetic expression: an integer, else a decimal of at most 12 digits, or an error's text."""
+    """Return the value of an arithmetic expression: an integer, else a decimal of at most 12 digits, or an error."""
     if len(text) > MAX_CHARS:
         return f"error: longer than {MAX_CHARS} characters"
     try:
@@ -54,4 +54,4 @@ def _value(node: ast.AST) -> Fraction:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.operand))
-    raise ValueError("no arithmetic")
+    raise ValueError("not arithmetic")

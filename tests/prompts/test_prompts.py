@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from spiral_mega.config.schema import DataSource, PromptsConfig
 from spiral_mega.data.problems import filter_overlong, load_source
-from spiral_mega.prompts.prompter import INSTRUCTIONS, OMITTED, Prompter
+from spiral_mega.prompts.prompter import Prompter
+from spiral_mega.prompts.templates import INSTRUCTIONS, OMITTED
 from spiral_mega.traces import Problem, Trace
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
