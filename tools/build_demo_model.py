@@ -1,17 +1,17 @@
 """Build the demo: its data, its tokenizer and a small warm-started Qwen3 model. About two minutes on one CPU thread.
 
-The task is a "number path": from a start to a target, where each hop is one of three affine moves modulo 64. The
-moves are the same in every problem, so that the model carries them in its weights. A response is the chain of
-numbers it visits, one token a number, and is right when it leads from the start to the target by moves alone.
+The task is a "number path" from a start to a target, where each hop is one of three affine moves modulo 64. The moves
+are the same in every problem, so that the model stores them in its weights. A response is the sequence of numbers on
+the path, one token for each number. It is correct if it leads from the start to the target by moves alone.
 
-The warm start teaches what a pretrained model would bring: the format, the moves, a weak sense of direction, and how
-to use the traces of an aggregation prompt. It never sees a held-out pair solved: a walk whose two ends are a held-out
-pair is drawn again, and no held-out pair is used as a prompt.
+The warm start teaches what a pretrained model would know: the format, the moves, a weak sense of direction, and how to
+use the traces of an aggregation prompt. It never sees a held-out pair solved: a walk whose two ends are a held-out pair
+is drawn again, and no held-out pair is used as a prompt.
 
     python tools/build_demo_model.py --out configs/demo
 
-With --copying it is the second start of docs/results/reproduction.md: targets are four or five moves away, the traces of a set
-are numbered, and the answer to a set that holds a walk to the target, as nine of ten do, is always that walk.
+With --copying it builds the second start of docs/results/reproduction.md: targets are four or five moves away, the traces
+of a set are numbered, and the answer to a set that contains a walk to the target, as nine of ten do, is always that walk.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Walk = list[int]
 
 
 def distances(start: int) -> dict[int, int]:
-    """Fewest moves from `start` to every number that can be reached."""
+    """Return the fewest moves from `start` to every number that can be reached."""
     found, queue = {start: 0}, [start]
     for number in queue:
         for after in HOPS[number]:
@@ -70,7 +70,7 @@ def distances(start: int) -> dict[int, int]:
 
 
 def solves(walk: Sequence[int], pair: Pair) -> bool:
-    """Whether the walk leads from the start to the target, by moves alone and within the limit."""
+    """Return whether the walk leads from the start to the target, by moves alone and within the limit."""
     legal = all(after in HOPS[before] for before, after in pairwise(walk))
     return 2 <= len(walk) <= MAX_HOPS + 1 and legal and (walk[0], walk[-1]) == pair
 
@@ -83,7 +83,7 @@ def random_walk(rng: random.Random, start: int, shortest: int) -> Walk:
 
 
 def make_problems(rng: random.Random, nearest: int, farthest: int) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs, shuffled, whose targets are so many moves away."""
+    """Return training and held-out pairs, shuffled, with targets `nearest` to `farthest` moves away."""
     pairs = [
         (start, target)
         for start in range(MODULUS)
@@ -108,7 +108,7 @@ def write_problems(path: Path, pairs: Sequence[Pair]) -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The game, how often the warm start shows what, and how long it goes on."""
+    """The game, the mixture of the warm start's texts, and its length."""
 
     nearest: int = 2  # moves from the start to the target
     farthest: int = 4
@@ -136,7 +136,7 @@ class WarmStart:
             self._targets[start].append(target)
 
     def walk(self, start: int, to_problem: bool = False) -> Walk:
-        """A random walk; with `to_problem`, one that solves a training pair."""
+        """Return a random walk; with `to_problem`, one that solves a training pair."""
         while True:
             walk = random_walk(self.rng, start, self.recipe.nearest)
             ends = (start, walk[-1])
@@ -177,7 +177,7 @@ def aggregation_text(pair: Pair, traces: Sequence[str], recipe: Recipe) -> str:
 
 
 def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """One token a number; words are split at spaces, so that text -> tokens -> text changes nothing."""
+    """One token for each number; words are split at spaces, so that text -> tokens -> text changes nothing."""
     more = [word for word in recipe.separators if word != SEPARATOR]
     words = [PAD, UNKNOWN, END, USER, ASSISTANT, SEPARATOR, UNFINISHED, *more, *map(str, range(MODULUS))]
     core = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
@@ -267,7 +267,7 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sour
 
 @torch.no_grad()
 def respond(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]) -> list[str]:
-    """One sampled response a prompt, at temperature 1."""
+    """Sample one response to each prompt, at temperature 1."""
     chats = [[{"role": "user", "content": content}] for content in contents]
     batch = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
@@ -288,7 +288,7 @@ def evaluate(
     recipe: Recipe,
     repeats: int = 2,
 ) -> dict[str, float]:
-    """Accuracy of search (pass@1, pass@8) and of one aggregation of four fresh traces, also by how many are right."""
+    """Measure search (pass@1, pass@4, pass@8) and one aggregation of four traces, also by the number correct."""
     width = 2 * SET_SIZE
     flat = [pair for pair in pairs for _ in range(width * repeats)]
     traces = respond(model, tokenizer, [f"{start} {target}" for start, target in flat])
@@ -309,18 +309,18 @@ def evaluate(
 
 
 def random_walk_accuracy(rng: random.Random, pairs: Sequence[Pair], recipe: Recipe, repeats: int = 200) -> float:
-    """What walking at random, legally and in the right format, scores."""
+    """Return the accuracy of random walks that are legal and in the right format."""
     hits = [solves(random_walk(rng, pair[0], recipe.nearest), pair) for pair in pairs for _ in range(repeats)]
     return sum(hits) / len(hits)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("configs/demo"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=Recipe.steps, help="warm start updates")
+    parser.add_argument("--out", type=Path, default=Path("configs/demo"), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0, help="seed of data and weights")
+    parser.add_argument("--steps", type=int, default=Recipe.steps, help="updates of the warm start")
     parser.add_argument("--copying", action="store_true", help="the second start of docs/results/reproduction.md")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     arguments = parser.parse_args()
 
     recipe = replace(COPYING if arguments.copying else Recipe(), steps=arguments.steps)

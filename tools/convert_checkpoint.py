@@ -1,4 +1,4 @@
-"""`spiral-mega convert`, from a checkout without an installation.
+"""Run `spiral-mega convert` from a checkout without an installation.
 
 python tools/convert_checkpoint.py ORIGIN TARGET --to hf
 """

@@ -1,8 +1,8 @@
-"""Short GSM8K problems with solved ones as earlier turns of the chat: what a model of 135 M parameters has a chance at.
+"""Write short GSM8K problems with solved examples as earlier chat turns, within reach of a model of 135 M parameters.
 
-A solution marks each calculation, as in "48/2 = <<48/2=24>>24". Kept are the problems of few calculations, those with
-the shortest questions first. Each comes after the same solved examples, which show the form of an answer better than an
-instruction does: the shortest problems of two calculations from the training set, in the words of their own solutions.
+A solution marks each calculation, as in "48/2 = <<48/2=24>>24". The script keeps problems of few calculations, those
+with the shortest questions first. Each follows the same solved examples, which show the format of an answer better than
+an instruction does: the shortest problems of two calculations in the training set, with their own solutions.
 
     python tools/gsm8k_few_shot.py --source gsm8k_train.jsonl --output problems.jsonl --calculations 1 --limit 300
 """
@@ -34,7 +34,7 @@ def num_calculations(row: Row) -> int:
 
 
 def solved(row: Row) -> list[dict[str, str]]:
-    """A question and its own solution, with the result in a box."""
+    """Return a question and its solution as chat turns, with the result in a box."""
     answer = f"{CALCULATION.sub('', row['solution'])}\nThe answer is \\boxed{{{row['result']}}}."
     return [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": answer}]
 
@@ -42,11 +42,11 @@ def solved(row: Row) -> list[dict[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True, help="GSM8K's problems as JSON lines")
-    parser.add_argument("--examples-from", type=Path, help="training set with the examples, if that is not the source")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--calculations", type=int, default=1, help="the most that a solution may take")
-    parser.add_argument("--examples", type=int, default=3)
-    parser.add_argument("--limit", type=int, help="write the first so many only")
+    parser.add_argument("--examples-from", type=Path, help="training set with the examples; default: the source")
+    parser.add_argument("--output", type=Path, required=True, help="JSONL file to write")
+    parser.add_argument("--calculations", type=int, default=1, help="most calculations of a solution")
+    parser.add_argument("--examples", type=int, default=3, help="number of solved examples")
+    parser.add_argument("--limit", type=int, help="write only the first problems")
     arguments = parser.parse_args()
 
     rows = read_rows(arguments.source)

