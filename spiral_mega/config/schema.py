@@ -559,6 +559,8 @@ class CheckpointConfig(Section):
 
 
 class EvalConfig(Section):
+    """Evaluation during training, and the harnesses of `spiral-mega eval`."""
+
     every: int | None = Field(default=None, gt=0, description="Steps between evaluations; null: start and end only.")
     repeats: int = Field(default=1, gt=0, description="Episodes sampled for each held-out problem.")
     harnesses: list[dict[str, Any]] = Field(
@@ -574,12 +576,14 @@ class EvalConfig(Section):
         "spiral_mega/evaluation/harnesses/, and its sizes.",
     )
     chunk: int = Field(
-        default=64, gt=0, description="Problems that `spiral-mega eval` samples before it saves what it has."
+        default=64,
+        gt=0,
+        description="Problems that `spiral-mega eval` samples between saves of its results.",
     )
 
 
 class TelemetryConfig(Section):
-    """Where metrics and traces go beside run.dir/metrics.jsonl."""
+    """Where metrics and traces go, in addition to run.dir/metrics.jsonl."""
 
     wandb: str | None = Field(
         default=None,
@@ -590,6 +594,8 @@ class TelemetryConfig(Section):
 
 
 class Config(Section):
+    """The configuration of a run."""
+
     run: RunConfig
     model: ModelConfig
     data: DataConfig
