@@ -55,7 +55,7 @@ PANELS = (
     Panel("Entropy", "nats per token", _of_both_components("entropy")),
     Panel("Truncated traces", "share of traces", _of_both_components("truncated"), style="percent"),
     Panel("Traces without credit by the length gate", "share of traces", _of_both_components("gated"), style="percent"),
-    Panel("Effective problems", "share of problems", ("effective/share",), style="percent"),
+    Panel("Effective problems", "share of problems", ("batch/effective_share",), style="percent"),
     Panel(
         "Mismatch of sampler and trainer",
         "|log ratio| (nats)",

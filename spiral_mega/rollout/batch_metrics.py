@@ -36,13 +36,13 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
             local.update(_trace_sums(trace))
     sums = sum_over_ranks(dict(local))
     metrics = {
-        "batch/problems": float(len(batch.kept_indices)),
-        "batch/draws": float(batch.num_prompts),
-        "batch/surplus": float(max(0, batch.num_effective - len(batch.kept_indices))),
-        "effective/share": batch.num_effective / batch.num_prompts,
-        "batch/cancelled": float(batch.num_cancelled),
+        "batch/prompts_kept": float(len(batch.kept_indices)),
+        "batch/prompts_sampled": float(batch.num_prompts),
+        "batch/prompts_surplus": float(max(0, batch.num_effective - len(batch.kept_indices))),
+        "batch/effective_share": batch.num_effective / batch.num_prompts,
+        "batch/prompts_cancelled": float(batch.num_cancelled),
         "rollout/prompt_tokens": sums.get("prompt_tokens", 0.0),
-        "rollout/cached_share": sums.get("cached_tokens", 0.0) / max(sums.get("prompt_tokens", 0.0), 1.0),
+        "rollout/prefix_cache_hit_rate": sums.get("cached_tokens", 0.0) / max(sums.get("prompt_tokens", 0.0), 1.0),
         "rollout/response_tokens": sum(value for name, value in sums.items() if name.startswith("tokens/")),
     }
     for name, value in sums.items():

@@ -1,11 +1,11 @@
-"""Syncs the policy's weights into the engine, and checks on one response that they arrived.
+"""Syncs the policy's weights into the engine, and checks on one canary response that they arrived.
 
     release()   engine sleeps, if rollout.engine.sleep
     ...         the policy updates
     __call__()  empty torch's cache -> base weights (each time, or once with adapters) -> adapters -> check
 
-The check compares the engine's log-probs with the policy's. At any bound it detects dummy, partial and scrambled
-weights, and another model. An engine that is one small update behind differs by little more than rounding, which only
+The check compares the log-probs of engine and policy on a response to a canary prompt. At any bound it detects dummy,
+partial and scrambled weights, and another model. An engine that is one small update behind differs by little more than rounding, which only
 a tight `rollout.sync.max_logprob_gap` detects.
 """
 
@@ -25,8 +25,8 @@ from spiral_mega.policy import FrozenPolicy
 from spiral_mega.rollout.engine import Request, RequestKey, RolloutEngine, Sample
 from spiral_mega.traces import SEARCH
 
-CHECK_KEY = RequestKey(episode=-1, component=SEARCH)  # of no episode
-CHECK_TOKENS = 16
+CANARY_KEY = RequestKey(episode=-1, component=SEARCH)  # belongs to no episode
+CANARY_TOKENS = 16
 
 
 class SyncError(UserError):
@@ -56,7 +56,7 @@ class WeightSync:
         self.adapter, self.base_sent = config.rollout.sync.lora == "adapter", False
         self.sleeps = config.rollout.engine.sleep
         self.once, self.sent = frozen and not self.sleeps, False
-        self._request = Request(CHECK_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CHECK_TOKENS)
+        self._request = Request(CANARY_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CANARY_TOKENS)
 
     def release(self) -> None:
         """Let the engine free the device's memory for the policy until the next sync, if it is configured to sleep."""
@@ -78,7 +78,7 @@ class WeightSync:
                 f"rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are stale or partial, or it "
                 "computes another model. Nothing was trained on its samples"
             )
-        return {"sampler/canary_gap": gap}
+        return {"sync/logprob_gap": gap}
 
     def _send(self) -> None:
         self.runtime.empty_cache()  # the engine allocates from the device, not from torch's cache

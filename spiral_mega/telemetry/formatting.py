@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-FRACTIONS = re.compile(r"accuracy|(pass|majority|maj)@|^(gated|truncated)/|^effective/share$")
+FRACTIONS = re.compile(r"accuracy|(pass|majority|maj)@|^(gated|truncated)/|^batch/effective_share$")
 
 
 def format_metric(name: str, value: float) -> str:

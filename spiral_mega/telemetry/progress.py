@@ -18,7 +18,7 @@ COMPONENTS = ("search", "aggregation")
 COMPONENT_METRICS = ("reward", "length", "gated", "truncated", "entropy")
 TWO_MODEL_METRICS = tuple(f"optim/grad_norm/{model}" for model in COMPONENTS)
 OTHER_METRICS = (
-    *("effective/share", "optim/grad_norm", *TWO_MODEL_METRICS),
+    *("batch/effective_share", "optim/grad_norm", *TWO_MODEL_METRICS),
     *("sampler/log_ratio_mean", "throughput/tokens_per_s", "time/step"),
 )
 KEY_METRICS = (*(f"{name}/{component}" for name in COMPONENT_METRICS for component in COMPONENTS), *OTHER_METRICS)

@@ -33,9 +33,9 @@ def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_
     recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record.write={tmp_path / 'record'}").finish()
     replayed = train_here(tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}")
     for ours, theirs in zip(replayed.metrics(), recorded.metrics(), strict=True):
-        for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/draws", "reward/aggregation"):
+        for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/prompts_sampled", "reward/aggregation"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
-        assert "sampler/canary_gap" not in ours
+        assert "sync/logprob_gap" not in ours
     folders = (Path("configs/demo/model"), recorded.folder / "model", replayed.folder / "model")
     start, theirs, ours = (torch.cat([w.flatten() for _, w in sorted(load_file(folder / "model.safetensors").items())])
                            for folder in folders)  # fmt: skip
@@ -56,7 +56,7 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
     assert "eval/aggregation_accuracy" in run.output()
     needed = [
         *("reward/search", "reward/aggregation", "length/search", "length/aggregation", "gated/search"),
-        *("gated/aggregation", "effective/share", "entropy/search", "entropy/aggregation", "entropy/trained"),
+        *("gated/aggregation", "batch/effective_share", "entropy/search", "entropy/aggregation", "entropy/trained"),
         *(
             "sampler/log_ratio_mean",
             "sampler/log_ratio_abs_max",
@@ -94,10 +94,10 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
     )
     assert len(run.metrics()) == 2
     for record in run.metrics():
-        assert record["effective/share"] == 0
-        assert record["batch/draws"] == 3 * 4
+        assert record["batch/effective_share"] == 0
+        assert record["batch/prompts_sampled"] == 3 * 4
         assert record["optim/updates"] == 0
-        assert record["batch/problems"] == 0
+        assert record["batch/prompts_kept"] == 0
     before = load_file("configs/demo/model/model.safetensors")
     after = load_file(run.folder / "model" / "model.safetensors")
     assert all(after[name].equal(before[name]) for name in before)

@@ -52,7 +52,7 @@ def test_each_trace_is_learnt_from_by_the_model_that_wrote_it(name: str, request
     for record in run.metrics():
         for model in ("search", "aggregation"):
             assert record[f"sampler/log_ratio_abs_max/{model}"] < 1e-4
-            assert record[f"sampler/canary_gap/{model}"] < 1e-4
+            assert record[f"sync/logprob_gap/{model}"] < 1e-4
             assert record[f"optim/updates/{model}"] == 1
             assert record[f"optim/grad_norm/{model}"] > 0
         assert "optim/grad_norm" not in record
@@ -92,7 +92,7 @@ def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path:
         assert record["optim/updates/search"] == 1
         assert "optim/updates/aggregation" not in record
         assert "weight/aggregation" not in record
-        assert record["sampler/canary_gap/aggregation"] < 1e-4
+        assert record["sync/logprob_gap/aggregation"] < 1e-4
 
 
 def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: FinishedRun, tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def lesson(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[list[int], list[bool]]:
     """A conversation's tokens, and which of them are the model's."""
-    a, b, told = rng.randint(1, 20), rng.randint(1, 20), rng.randint(0, 40)
+    a, b, reply = rng.randint(1, 20), rng.randint(1, 20), rng.randint(0, 40)
     ids, mine = [], []
     for text, own in [
         (f"<|user|> {a} + {b} <|assistant|>", False),
         (f"<calc> {a} + {b} </calc> <|end|>", True),
-        (f"<|tool|> {told} <|assistant|>", False),
-        (f"{told} <|end|>", True),
+        (f"<|tool|> {reply} <|assistant|>", False),
+        (f"{reply} <|end|>", True),
     ]:
         part = tokenizer.encode(text, add_special_tokens=False)
         ids += part

@@ -175,8 +175,8 @@ algorithm: {{objective: grpo, search_traces: 8, entropy_bonus: 1.0e-4}}  # so th
     traces = [trace for row in rows for trace in row["traces"]]
     assert sum(bool(trace["observation_spans"]) for trace in traces) > 0.5 * len(traces)
     for trace in traces:
-        told = sum(stop - start for start, stop in trace["observation_spans"])
-        assert trace["length"] == len(trace["response_ids"]) - told
+        observed = sum(stop - start for start, stop in trace["observation_spans"])
+        assert trace["length"] == len(trace["response_ids"]) - observed
     for step in run.metrics():
         assert step["reward/search"] > 0.5
         assert step["sampler/log_ratio_abs_max"] < 1e-4

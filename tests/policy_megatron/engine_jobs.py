@@ -42,7 +42,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
     policy = build_policy(config, runtime)
     engine = build_engine(config, frozenset([END_ID]), runtime)
     sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
-    results: dict[str, Any] = {"gaps": [sync()["sampler/canary_gap"]]}
+    results: dict[str, Any] = {"gaps": [sync()["sync/logprob_gap"]]}
     for seed in range(2):
         mine = _sequences(seed) if runtime.is_main else []
         policy.update(distribute(mine, 128, policy.replica))
@@ -52,7 +52,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
         except SyncError as error:
             results["stale"] = str(error)
         sync.engine = engine
-        results["gaps"].append(sync()["sampler/canary_gap"])
+        results["gaps"].append(sync()["sync/logprob_gap"])
     policy.save_pretrained(export)
     saved = load_model(export)
     results["errors"] = []

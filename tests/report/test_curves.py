@@ -11,7 +11,7 @@ from spiral_mega.telemetry.metrics_file import MetricsFile, read_metrics
 ALL = (
     *(f"{kind}/search" for kind in ("reward", "length", "entropy", "truncated", "gated")),
     *(f"{kind}/aggregation" for kind in ("reward", "length", "entropy", "truncated", "gated")),
-    "effective/share", "sampler/log_ratio_mean", "sampler/log_ratio_abs_max", "optim/grad_norm",
+    "batch/effective_share", "sampler/log_ratio_mean", "sampler/log_ratio_abs_max", "optim/grad_norm",
     "throughput/tokens_per_s", "time/rollout", "time/update", "time/step", "eval/search_accuracy", "eval/pass@8",
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ CASES = {
     "nothing_effective": (50, 0.0, {"problems": 4, "max_resample_rounds": 2}),
     "all_effective": (50, 1.0, {"problems": 8}),
     "all_kept": (50, 0.5, {"problems": 8, "dynamic_sampling": False}),
-    "fewer_problems_than_draws": (3, 0.5, {"problems": 8, "max_resample_rounds": 6}),
+    "fewer_problems_than_prompts": (3, 0.5, {"problems": 8, "max_resample_rounds": 6}),
     "one_problem_a_step": (50, 0.5, {"problems": 1, "max_resample_rounds": 9}),
     "no_second_round": (50, 0.5, {"problems": 8, "max_resample_rounds": 0}),
     "oversampled": (50, 0.5, {"problems": 8, "oversample": 1.5}),

@@ -147,13 +147,13 @@ class ScriptedPipeline:
         whole: dict[int, Episode] = {}
         self.calls.append([])
         self.in_progress: list[int] = []
-        drawn, new = 0, source.next({})
+        started, new = 0, source.next({})
         while new is not None and (new or waiting):
-            waiting.update(enumerate(new, drawn))
-            self.calls[-1] += [each for i, each in enumerate(new, drawn) if i % count == self.replica.index]
-            drawn += len(new)
+            waiting.update(enumerate(new, started))
+            self.calls[-1] += [each for i, each in enumerate(new, started) if i % count == self.replica.index]
+            started += len(new)
             self.in_progress.append(len(waiting))
-            ended = {i for i in waiting if derive_seed(i, drawn, count) % 3 == 0} or {max(waiting)}
+            ended = {i for i in waiting if derive_seed(i, started, count) % 3 == 0} or {max(waiting)}
             mine = {i: self.episode(i, waiting[i], aggregates) for i in ended if i % count == self.replica.index}
             whole |= mine
             waiting = {i: each for i, each in waiting.items() if i not in ended}

@@ -1,4 +1,4 @@
-"""Dynamic sampling keeps the first effective draws, the same ones on any number of ranks, within its bound."""
+"""Dynamic sampling keeps the first effective prompts, the same ones on any number of ranks, within its bound."""
 
 from collections import Counter
 
@@ -27,8 +27,8 @@ def world(request):
     return request.param
 
 
-def draws_of(case: str, step_ends: list[int]) -> list[list[tuple[str, tuple, bool]]]:
-    """By step, every draw up to the sampler's position after it: (problem, seed parts, effective), one at a time."""
+def prompts_of(case: str, step_ends: list[int]) -> list[list[tuple[str, tuple, bool]]]:
+    """By step, every prompt up to the sampler's position after it: (problem, seed parts, effective), one at a time."""
     count, share, _ = CASES[case]
     sampler, pipeline = ProblemSampler(count, seed=3), ScriptedPipeline(share, AlgorithmConfig())
     steps = []
@@ -44,25 +44,25 @@ def draws_of(case: str, step_ends: list[int]) -> list[list[tuple[str, tuple, boo
 
 
 @pytest.mark.parametrize("case", IN_ORDER)
-def test_the_first_effective_draws_are_kept_and_no_others(by_world, world, case):
+def test_the_first_effective_prompts_are_kept_and_no_others(by_world, world, case):
     ranks = by_world[world][case]
     batch = CASES[case][2]
-    steps = draws_of(case, [each["drawn"] for each in ranks[0]])
-    for step, draws in enumerate(steps):
-        effective = [i for i, (_, _, flag) in enumerate(draws) if flag]
-        wanted = effective[: batch["problems"]] if batch.get("dynamic_sampling", True) else list(range(len(draws)))
+    steps = prompts_of(case, [each["drawn"] for each in ranks[0]])
+    for step, prompts in enumerate(steps):
+        effective = [i for i, (_, _, flag) in enumerate(prompts) if flag]
+        wanted = effective[: batch["problems"]] if batch.get("dynamic_sampling", True) else list(range(len(prompts)))
         for rank in ranks:
             got = rank[step]["batch"]
             assert got.kept_indices == wanted
-            assert (got.num_prompts, got.num_effective) == (len(draws), len(effective))
+            assert (got.num_prompts, got.num_effective) == (len(prompts), len(effective))
         kept = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].kept)
-        assert kept == [(i, draws[i][0]) for i in wanted], "each on one rank"
+        assert kept == [(i, prompts[i][0]) for i in wanted], "each on one rank"
         sampled = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].sampled)
-        assert sampled == [(i, name) for i, (name, _, _) in enumerate(draws)]
+        assert sampled == [(i, name) for i, (name, _, _) in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("case", DYNAMIC)
-def test_draws_go_on_while_problems_are_missing_and_end_at_the_bound(by_world, world, case):
+def test_prompts_are_added_while_problems_are_missing_up_to_the_bound(by_world, world, case):
     batch = CASES[case][2]
     bound = batch["problems"] * (1 + batch.get("max_resample_rounds", 4))
     for step in range(STEPS):
@@ -82,7 +82,7 @@ def test_no_rank_waits_for_a_round_to_end(by_world, world, case):
             assert step["in_progress"][1] >= step["in_progress"][0] / 2
 
 
-def test_the_fastest_fill_the_batch_whatever_was_drawn_before_them(by_world, world):
+def test_the_fastest_fill_the_batch_whatever_was_started_before_them(by_world, world):
     gaps = 0
     for rank in by_world[world]["fastest"]:
         for step in rank:
@@ -113,31 +113,31 @@ def test_the_number_of_ranks_changes_nothing_but_who_samples(by_world, case):
 
 @pytest.mark.parametrize("case", IN_ORDER)
 def test_metrics_are_the_same_on_every_rank_of_every_world(by_world, case):
-    """Except for how many draws were given up, which tells of the order in which they ended."""
+    """Except for how many prompts were cancelled, which depends on the order in which episodes finished."""
     for step in range(STEPS):
         alone = by_world[1][case][0][step]["metrics"]
         for world in (2, 4):
             for rank in by_world[world][case]:
-                assert rank[step]["metrics"] | {"batch/cancelled": 0.0} == pytest.approx(
-                    alone | {"batch/cancelled": 0.0}
+                assert rank[step]["metrics"] | {"batch/prompts_cancelled": 0.0} == pytest.approx(
+                    alone | {"batch/prompts_cancelled": 0.0}
                 )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_two_draws_of_a_run_have_the_same_seed(by_world, world, case):
+def test_no_two_prompts_of_a_run_have_the_same_seed(by_world, world, case):
     """Also of one problem that comes twice in a step, as it does at the seam of two epochs."""
     parts = [p for rank in by_world[world][case] for step in rank for p in step["calls"]]
     assert len(set(parts)) == len(parts)
-    if case == "fewer_problems_than_draws":
+    if case == "fewer_problems_than_prompts":
         assert max(occurrence for *_, occurrence in parts) >= 2
 
 
-def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_goes_on(by_world, world):
+def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_continues(by_world, world):
     for rank in by_world[world]["nothing_effective"]:
         for step in rank:
             batch = step["batch"]
             assert (batch.kept, batch.kept_indices, batch.num_effective, batch.num_prompts) == ([], [], 0, 12)
-            assert step["metrics"]["effective/share"] == 0
+            assert step["metrics"]["batch/effective_share"] == 0
         assert [step["drawn"] for step in rank] == [12, 24, 36]
 
 
@@ -147,7 +147,7 @@ def test_a_rank_without_a_problem_takes_part_all_the_same(by_world):
     assert all(len(ranks[0][step]["batch"].kept_indices) == 1 for step in range(STEPS))
 
 
-def test_a_step_given_up_is_sampled_again_the_same_from_the_state_before_it(runtime):
+def test_an_interrupted_step_is_sampled_again_the_same_from_the_state_before_it(runtime):
     arguments = CASES["half_effective"]
     expected = collector_of(runtime, *arguments).collect(0)
     collector = collector_of(runtime, *arguments)

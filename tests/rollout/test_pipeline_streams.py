@@ -238,10 +238,10 @@ def test_rewards_are_the_verifiers_on_every_trace(verifier):
     assert rewards == {0.0, 1.0}
 
 
-def test_how_a_verification_failed_is_told_by_the_trace():
+def test_a_trace_records_how_its_verification_failed():
     statuses = {"w0": "ok", "w1": "timeout", "w2": "crash", "w3": "error", "w4": "error"}
     config = settings(algorithm={"search_traces": 6, "num_sets": 1, "aggregation_traces": 1})
-    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + "fails_as_told")) for i in range(3)]
+    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + "fails_by_first_word")) for i in range(3)]
     with VerifierPool(time_limit_s=0.7, workers=2, verifiers=("exact",)) as impatient:
         episodes = run(ScriptedEngine(first_come), impatient, config, tasks=tasks)
     seen = set()

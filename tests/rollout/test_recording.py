@@ -1,4 +1,4 @@
-"""What was recorded is replayed whole, on any number of ranks; a step without a record is told before anything runs."""
+"""What was recorded is replayed whole, on any number of ranks; a step without a record is an error before anything runs."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ def test_credit_is_that_of_the_replaying_objective(runtime, tmp_path, batches):
         assert [trace.advantage for trace in episode.search] == pytest.approx([t.reward - mean for t in episode.search])
 
 
-def test_a_missing_or_broken_record_is_told_at_the_start(runtime, tmp_path, batches):
+def test_a_missing_or_broken_record_is_an_error_at_the_start(runtime, tmp_path, batches):
     objective = make_objective(CONFIG.algorithm)
     for rank in (0, 1):
         parts = Collected([part(each, rank, 2) for each in batches])

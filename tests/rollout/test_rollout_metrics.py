@@ -11,13 +11,13 @@ from tests.rollout.rank_jobs import metrics_of
 
 # Four traces: 3, 1, 1 and 0 tokens; rewards 1, 0, 0.5, 0; two cut, one gated; finite log-probs -1, -2 and -0.5.
 BY_HAND = {
-    "batch/problems": 2.0,
-    "batch/draws": 8.0,
-    "batch/surplus": 3.0,
-    "effective/share": 5 / 8,
-    "batch/cancelled": 2.0,
+    "batch/prompts_kept": 2.0,
+    "batch/prompts_sampled": 8.0,
+    "batch/prompts_surplus": 3.0,
+    "batch/effective_share": 5 / 8,
+    "batch/prompts_cancelled": 2.0,
     "rollout/prompt_tokens": 12.0,
-    "rollout/cached_share": 3 / 12,
+    "rollout/prefix_cache_hit_rate": 3 / 12,
     "rollout/response_tokens": 5.0,
     "reward/search": 1.5 / 4,
     "gated/search": 1 / 4,

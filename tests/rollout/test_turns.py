@@ -188,13 +188,13 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
     assert whole.weights.tolist() == [3.0] * 4
 
 
-def test_another_trace_may_have_written_what_one_was_told():
+def test_another_trace_may_have_written_what_one_observed():
     """The same tokens, written by one trace and observed by another: only the first learns from them."""
-    told = TrainingSequence(
+    observed = TrainingSequence(
         SequenceKey(0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observation_spans=((1, 2),)
     )
     wrote = TrainingSequence(SequenceKey(0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
-    batch = pack([told, wrote])
+    batch = pack([observed, wrote])
     assert batch.input_ids.tolist() == [[5, 10, 11, 12]]
     assert batch.labels[batch.gather_indices].tolist() == [10, 12, 10, 11, 12]
     assert batch.advantages.tolist() == [1.0, 1.0, -1.0, -1.0, -1.0]

@@ -50,11 +50,11 @@ def test_each_component_is_sampled_from_its_own_model_after_every_update(found: 
 
 def test_each_model_has_its_own_canary(found: dict[str, Any]) -> None:
     for gaps in found["gaps"]:
-        assert gaps.keys() == {"sampler/canary_gap/search", "sampler/canary_gap/aggregation"}
+        assert gaps.keys() == {"sync/logprob_gap/search", "sync/logprob_gap/aggregation"}
         assert max(gaps.values()) < 1e-4
     assert found["stale"]
-    for told in found["stale"].values():
-        assert "rollout.sync.max_logprob_gap" in told
+    for error in found["stale"].values():
+        assert "rollout.sync.max_logprob_gap" in error
 
 
 def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(cases: dict[str, Any]) -> None:

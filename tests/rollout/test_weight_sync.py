@@ -1,4 +1,4 @@
-"""A sync leaves the policy's own weights as they are, and tells an engine that did not get them."""
+"""A sync leaves the policy's own weights as they are, and detects an engine that did not get them."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def parts(request, runtime, tmp_path):
 def test_weights_after_a_sync_are_the_float32_ones_to_the_bit(parts):
     """FSDP keeps the root's weights in compute type after a forward without backward; those must not be streamed."""
     policy, _, sync, folder = parts
-    gap = sync()["sampler/canary_gap"]
+    gap = sync()["sync/logprob_gap"]
     assert gap < 0.1
     saved, streamed = load_file(folder / "model.safetensors"), dict(policy.weights())
     assert saved.keys() == streamed.keys()
@@ -36,14 +36,14 @@ def test_weights_after_a_sync_are_the_float32_ones_to_the_bit(parts):
         assert torch.equal(tensor, saved[name]), name
 
 
-def test_an_engine_without_the_weights_is_told(parts):
+def test_an_engine_without_the_weights_is_an_error(parts):
     _, engine, sync, _ = parts
     engine.load_weights = lambda weights: list(weights)
     with pytest.raises(SyncError, match=r"rollout\.sync\.max_logprob_gap"):
         sync()
 
 
-def test_weights_that_are_not_numbers_are_told(parts):
+def test_weights_that_are_not_numbers_are_an_error(parts):
     _, engine, sync, _ = parts
     load = engine.load_weights
     engine.load_weights = lambda weights: load((name, torch.full_like(w, float("nan"))) for name, w in weights)

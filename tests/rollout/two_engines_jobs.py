@@ -80,13 +80,13 @@ def sequences(samples: list[Sample], rank: int) -> list[TrainingSequence]:
 def largest_error(policy: Any, samples: list[Sample], component: str) -> float:
     """Of the log-probs that the component's samples came with, against those of `policy`."""
     rows = [s for s in samples if s.key.component == component]
-    told = torch.tensor([p for s in rows for p in s.logprobs])
-    return float((policy.logprobs(sequences(rows, 0)).cpu() - told).abs().max())
+    sampled = torch.tensor([p for s in rows for p in s.logprobs])
+    return float((policy.logprobs(sequences(rows, 0)).cpu() - sampled).abs().max())
 
 
 def stale(policies: Any, engines: Any, sync: Syncs, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
     """What a sync says when one model's new weights do not arrive; then a good one."""
-    told = {}
+    errors = {}
     for model, policy in policies.items():
         rows = [s for s in samples if ASKED[s.key.component] == model]
         policy.update(distribute(sequences(rows, runtime.rank), 128, policy.replica))
@@ -95,9 +95,9 @@ def stale(policies: Any, engines: Any, sync: Syncs, samples: list[Sample], runti
         setattr(engines[model], name, list)
         try:
             sync()
-            told[model] = ""
+            errors[model] = ""
         except SyncError as error:
-            told[model] = str(error)
+            errors[model] = str(error)
         setattr(engines[model], name, load)
         sync()
-    return told
+    return errors

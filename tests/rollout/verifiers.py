@@ -16,7 +16,7 @@ def likes_silence(response: str, answer: Answer) -> float:
     return float(not response)
 
 
-def fails_as_told(response: str, answer: Answer) -> float:
+def fails_by_first_word(response: str, answer: Answer) -> float:
     """Right after w0; w1: never ends, w2: dies, w3: raises, w4: no number."""
     first = response.split()[0]
     if first == "w1":

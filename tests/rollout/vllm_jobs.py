@@ -26,7 +26,7 @@ from spiral_mega.traces import SEARCH
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
-TOLD = ("sleep", "wake", "rpc")  # calls of which the arguments matter
+WITH_ARGUMENTS = ("sleep", "wake", "rpc")  # calls of which the arguments matter
 UPDATES = 3
 ROUNDS = 20
 STOPS = frozenset([END_ID, *range(60, 75)])  # several, so that some responses stop early
@@ -54,7 +54,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     after = process_state()
     policy = build_policy(config, runtime)
     sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
-    results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sampler/canary_gap"]]}
+    results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sync/logprob_gap"]]}
     results["samples"] = samples = sample(engine, requests())
     results["reference"] = teacher_forced(folder, samples, config.rollout.sampling.temperature)
     results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
@@ -65,7 +65,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     for update in range(UPDATES):
         sync.release()
         policy.update(distribute(training_sequences(samples, update, runtime, engine), 128, policy.replica))
-        results["gaps"].append(sync()["sampler/canary_gap"])
+        results["gaps"].append(sync()["sync/logprob_gap"])
         moved = sample(engine, requests())
         results["errors"].append(largest_error(policy, moved, runtime))
         results["moved"].append(max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(samples, moved, strict=True)))
@@ -98,7 +98,7 @@ def sample(engine: RolloutEngine, first: list[Request], late: list[Request] | No
 
 
 def aborted(engine: RolloutEngine) -> dict[str, Any]:
-    """Three requests of which two are given up after two steps; then one of those again."""
+    """Three requests of which two are aborted after two steps; then one of those again."""
     for request in requests()[:3]:
         engine.add(request)
     early = [*engine.step(), *engine.step()]
@@ -149,19 +149,19 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
 def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
     """What a sync says that brings nothing, and one that brings all but the head's part; then a good one."""
     name = "load_adapter" if sync.adapter else "load_weights"
-    load, told = getattr(engine, name), {}
+    load, errors = getattr(engine, name), {}
     policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128, policy.replica))
     partial = lambda weights: load((n, torch.zeros_like(w) if "lm_head" in n else w) for n, w in weights)  # noqa: E731
     for kind, broken in (("stale", list), ("partial", partial)):
         setattr(engine, name, broken)
         try:
             sync()
-            told[kind] = ""
+            errors[kind] = ""
         except SyncError as error:
-            told[kind] = str(error)
+            errors[kind] = str(error)
     setattr(engine, name, load)
     sync()
-    return told
+    return errors
 
 
 def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runtime: Runtime) -> list[str]:
@@ -172,7 +172,7 @@ def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runti
         plain = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append(" ".join([label, *map(str, [*args[:1], *kwargs.values()] if label in TOLD else [])]))
+            calls.append(" ".join([label, *map(str, [*args[:1], *kwargs.values()] if label in WITH_ARGUMENTS else [])]))
             return plain(*args, **kwargs)
 
         return mock.patch.object(owner, name, call)
