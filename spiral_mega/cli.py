@@ -178,10 +178,10 @@ def convert_model(
     with _user_errors():
         with imports_without_gc():
             from spiral_mega.conversion import convert
-            from spiral_mega.conversion.convert import DTYPES, FORMS
+            from spiral_mega.conversion.convert import DTYPES, FORMATS
 
-        if to not in FORMS or dtype not in (None, *DTYPES):
-            raise UserError(f"--to {to} --dtype {dtype}: formats are {', '.join(FORMS)}, types {', '.join(DTYPES)}")
+        if to not in FORMATS or dtype not in (None, *DTYPES):
+            raise UserError(f"--to {to} --dtype {dtype}: formats are {', '.join(FORMATS)}, types {', '.join(DTYPES)}")
         done = convert(
             origin,
             target,

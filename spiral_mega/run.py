@@ -18,8 +18,7 @@ from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.weighting import Weighting, make_weighting
 from spiral_mega.checkpoint.manager import CheckpointManager
-from spiral_mega.checkpoint.policy_states import load_policies, policy_states
-from spiral_mega.checkpoint.resume import find_resumable
+from spiral_mega.checkpoint.resume import find_resumable, load_policies, policy_states
 from spiral_mega.config import Config
 from spiral_mega.data.problems import fingerprint, load_problems
 from spiral_mega.data.sampler import ProblemSampler

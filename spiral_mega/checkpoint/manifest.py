@@ -1,6 +1,7 @@
-"""What a checkpoint's files hold, written down when they are written, so that damage is found before it is loaded.
+"""Hash a checkpoint's files when they are written, to find damage before they are loaded.
 
-manifest.json lists bytes and SHA-256 of every other file. Each rank hashes what it wrote and, on load, a share of all.
+manifest.json lists size in bytes and SHA-256 of every other file. Each rank hashes what it wrote and, before a load,
+every world-size-th file.
 """
 
 from __future__ import annotations
@@ -24,53 +25,58 @@ NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
-class _Hashed(WriteResult):
-    """A write result that also carries the entries of the files that its rank wrote."""
+class _HashedResult(WriteResult):
+    """A write result that also carries the manifest entries of the files that its rank wrote."""
 
     entries: dict[str, dict[str, Any]]
 
     @classmethod
-    def of(cls, result: WriteResult, entries: dict[str, dict[str, Any]]) -> Self:
+    def from_result(cls, result: WriteResult, entries: dict[str, dict[str, Any]]) -> Self:
         return cls(**{field.name: getattr(result, field.name) for field in fields(result)}, entries=entries)
 
 
 class HashingWriter(_FileSystemWriter):
-    """DCP's writer of files, and their manifest.
+    """DCP's file writer, which also writes the manifest.
 
-    Not its public subclass, which would also stage the state, and hands on CPU tensors without a copy.
+    Derived from the private base class: its public subclass would also stage the state, and passes on CPU tensors
+    without a copy.
     """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
         names = sorted({result.storage_data.relative_path for result in results})
         if results:
-            results[0] = _Hashed.of(results[0], {name: _entry(Path(self.path) / name) for name in names})
+            entries = {name: _entry(Path(self.path) / name) for name in names}
+            results[0] = _HashedResult.from_result(results[0], entries)
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, with the results of all ranks."""
+        """Write the manifest; on the coordinator, with the results of all ranks."""
         super().finish(metadata, results)
         folder = Path(self.path)
         files = {path.name: _entry(path) for path in (folder / ".metadata", folder / "meta.json")}
-        for result in (result for each in results for result in each):
-            files.update(result.entries if isinstance(result, _Hashed) else {})
+        for rank_results in results:
+            for result in rank_results:
+                if isinstance(result, _HashedResult):
+                    files |= result.entries
         write_json_atomic(folder / NAME, {"files": files})
 
 
 def find_damage(folder: Path, group: dist.ProcessGroup) -> str:
-    """What is wrong with the checkpoint in `folder`, or ""; collective, the same text on all ranks."""
+    """Say what is wrong with the checkpoint in `folder`, or return "". Collective; the same text on all ranks."""
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, _damage_of_share(folder, dist.get_rank(group), len(found)), group=group)
+    dist.all_gather_object(found, _find_damage_in_part(folder, dist.get_rank(group), len(found)), group=group)
     return next((text for text in found if text), "")
 
 
-def _damage_of_share(folder: Path, rank: int, ranks: int) -> str:
+def _find_damage_in_part(folder: Path, rank: int, ranks: int) -> str:
     try:
         files = sorted(json.loads((folder / NAME).read_text())["files"].items())
-        for name, entry in files:  # sizes cost nothing: every rank looks at all of them
-            if (size := (folder / name).stat().st_size) != entry["bytes"]:
+        for name, entry in files:  # sizes are cheap: every rank checks all of them
+            size = (folder / name).stat().st_size
+            if size != entry["bytes"]:
                 return f"{name} has {size} bytes and not {entry['bytes']}"
         for name, entry in files[rank::ranks]:
             if _entry(folder / name) != entry:

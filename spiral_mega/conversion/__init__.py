@@ -1,5 +1,14 @@
-"""Conversion of models, a block of rows at a time: Hugging Face, FSDP2's distributed checkpoints, PEFT adapters."""
+"""Convert models between formats, a block of rows at a time, so that memory stays far below the model's size.
 
-from spiral_mega.conversion.convert import DTYPES, FORMS, convert
+convert.py      the conversion: whole target or none
+open_model.py   recognize and check the origin
+sources.py      read tensors by blocks of rows; merge adapters
+dcp.py          the trainer's checkpoints (torch.distributed.checkpoint), read and written
+torch_dist.py   megatron-core's own checkpoints, read and written
+checks.py       tensors and adapters against a model's config
+verify.py       logits of both ends
+"""
 
-__all__ = ["DTYPES", "FORMS", "convert"]
+from spiral_mega.conversion.convert import DTYPES, FORMATS, convert
+
+__all__ = ["DTYPES", "FORMATS", "convert"]

@@ -1,10 +1,9 @@
-"""From one form of a model to another, whole or not at all."""
+"""Convert a model from one format to another; the target is complete or not created at all."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,47 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 
-from spiral_mega.conversion import dcp, peft_adapters, torch_dist
-from spiral_mega.conversion.checks import check_tensors
-from spiral_mega.conversion.peft_adapters import Adapter
-from spiral_mega.conversion.sources import MergedSource, SafetensorsSource, Source, digest
+from spiral_mega.conversion import dcp, torch_dist
+from spiral_mega.conversion.open_model import OpenedModel, check_family, expected_tensors, open_model
+from spiral_mega.conversion.sources import MergedSource, Source, digest
+from spiral_mega.conversion.verify import verify_logits
 from spiral_mega.errors import UserError
-from spiral_mega.models.safetensors_files import Form, ShardedWriter
-from spiral_mega.models.tensor_names import checkpoint_tensors, expert_places
-from spiral_mega.models.weights import meta_model
-from spiral_mega.policy.lora import ADAPTER
-from spiral_mega.policy.megatron.families import FAMILIES
-from spiral_mega.traces import AGGREGATION
+from spiral_mega.models.peft_files import write_peft
+from spiral_mega.models.safetensors_files import ShardedWriter, TensorSpec
+from spiral_mega.models.tensor_names import EMBEDDING, HEAD, expert_slices
 
-log = logging.getLogger(__name__)
-
-FORMS = ("hf", "dcp", "dcp-megatron", "torch_dist", "peft")
+FORMATS = ("hf", "dcp", "dcp-megatron", "torch_dist", "peft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MANIFEST = "SHA256SUMS"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Weights, in any form, and what speaks of the files of the source: all else travels along.
+# Weights in any format, and files that describe the origin's files. Everything else is copied.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.distcp")
-LEFT_BEHIND = (
-    *(*WEIGHTS, "*.gguf", ".*", "meta.json", "manifest.json", "adapter_config.json"),
-    *(torch_dist.CONFIG, torch_dist.COMMON, MANIFEST),
+NOT_COPIED = (
+    *WEIGHTS,
+    "*.gguf",
+    ".*",
+    "meta.json",
+    "manifest.json",
+    "adapter_config.json",
+    torch_dist.CONFIG,
+    torch_dist.COMMON,
+    MANIFEST,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What is converted: whole weights from `source` or, with `adapter`, a low-rank update of those.
-
-    `folder` holds the config and all that travels along; `tokenizer` is set where that comes from elsewhere.
-    """
-
-    source: Source
-    folder: Path
-    adapter: Adapter | None = None
-    tokenizer: Path | None = None
-    base_name: str = ""
-    notes: tuple[str, ...] = ()  # what the user should know of how it was read
 
 
 def convert(
@@ -67,205 +51,140 @@ def convert(
     max_file_bytes: int = 4 * 2**30,
     verify: bool = False,
 ) -> list[str]:
-    """Write the model at `origin` to `target` in the form `to`, and return what was done, line by line.
+    """Write the model at `origin` to `target` in the format `to`, and return what was done, line by line.
 
-    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT adapter; the last two need
-    a `base`, unless they name one. `model`: of a checkpoint of two, which. To "hf" adapters are merged. `dtype`: of
-    floating-point tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares logits of both
-    ends afterwards. Raises UserError, and leaves nothing at `target`, when origin and base do not fit each other or the
-    forms.
+    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT adapter; the last two
+    need a `base`, unless they name one. `model`: which model of a checkpoint of two. To "hf" adapters are merged.
+    `dtype`: of floating-point tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares the
+    logits of both ends afterwards. Raises UserError, and leaves nothing at `target`, if origin, base and formats do
+    not fit together.
     """
-    opened = _open(origin, base, model)
+    opened = open_model(origin, base, model)
     if opened.adapter is None and to == "peft":
         raise UserError(f"{origin} holds whole weights and no adapter: convert it to hf or dcp")
     if opened.adapter is not None and to not in ("hf", "peft"):
         raise UserError(f"{origin} is an adapter: convert it to peft, or to hf, which merges it into its base")
-    with _whole_folder(target) as partial:
+    with _complete_folder(target) as partial:
         if to == "peft":
             assert opened.adapter is not None
-            peft_adapters.write_peft(opened.adapter, opened.base_name, dtype, partial)
+            write_peft(opened.adapter, opened.base_name, dtype, partial)
         else:
             _write_weights(opened, to, dtype, max_file_bytes, partial)
-        _bring_along(opened, partial, config=to != "peft")
+        _copy_other_files(opened, partial, config=to != "peft")
         count = _write_manifest(partial)
         size = sum(file.stat().st_size for file in partial.iterdir())
         done = [*opened.notes, f"{target}: {count} files, {size / 1e9:.3f} GB, {MANIFEST}"]
         if verify:
-            from spiral_mega.conversion.verify import verify_logits
-
             done.append(verify_logits(opened, partial, to))
     return done
 
 
-def _open(origin: Path, base: str | None, which: str | None) -> Model:
-    if which is not None and (torch_dist.is_megatron(origin) or not (origin / dcp.METADATA).exists()):
-        raise UserError(f"--model is {which}, but {origin} is no checkpoint of two models: leave it out")
-    if torch_dist.is_megatron(origin):
-        return _open_megatron(origin, base)
-    if (origin / dcp.METADATA).exists():
-        return _open_checkpoint(origin, base, which)
-    if (origin / peft_adapters.CONFIG).exists():
-        adapter = peft_adapters.read_peft(origin)
-        name = base or json.loads((origin / peft_adapters.CONFIG).read_text()).get("base_model_name_or_path")
-        return _adapted(adapter, name, origin, origin if list(origin.glob("tokenizer*")) else None)
-    if (origin / "config.json").exists():
-        source = SafetensorsSource(origin)
-        _check(source, origin, origin)
-        return Model(source, origin)
-    newest = max((path.parent for path in origin.glob("checkpoints/step_*/.metadata")), default=None)
-    hint = f"; it is a run, so name a checkpoint, such as {newest}" if newest else ""
-    raise UserError(
-        f"{origin} is neither a model (config.json), a checkpoint (.metadata) nor adapter (adapter_config.json){hint}"
-    )
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The tensors to write: `specs` of all of them, values in `source`. A tied head is not among them."""
+
+    source: Source
+    specs: dict[str, TensorSpec]
+    tied: bool
+    hf_config: Any
 
 
-def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Model:
-    source = dcp.DcpSource(origin, which)
-    trained: dict[str, Any] = {}
-    adapter = ADAPTER
-    if (origin / "meta.json").exists():
-        config = json.loads((origin / "meta.json").read_text()).get("config", {})
-        trained, two = config.get("model", {}), config.get("two_models") or {}
-        if which == AGGREGATION and two.get("aggregation_model"):
-            trained = two["aggregation_model"] | {"tokenizer": trained.get("tokenizer") or trained.get("path")}
-        adapter = which if which is not None and two.get("form") == "adapters" else ADAPTER
-    name = base or (str(origin) if (origin / "config.json").exists() else trained.get("path"))
-    tokenizer = Path(trained["tokenizer"]) if trained.get("tokenizer") else None
-    if any(".lora_" in tensor for tensor in source.forms):
-        if not trained.get("lora"):
-            raise UserError(
-                f"{origin} holds adapters, and no meta.json that tells their alpha: give a whole checkpoint"
+def _write_weights(model: OpenedModel, to: str, dtype: torch.dtype | None, max_file_bytes: int, folder: Path) -> None:
+    weights = _weights_to_write(model, dtype)
+    if to == "dcp":
+        _write_fsdp_checkpoint(weights, folder)
+    elif to in ("dcp-megatron", "torch_dist"):
+        check_family(weights.hf_config, model.folder)
+        if to == "dcp-megatron":
+            dcp.write_dcp(weights.source, weights.specs, folder, dcp.MEGATRON_PREFIX)
+        else:
+            torch_dist.write_megatron(
+                weights.source, weights.specs, weights.hf_config, tied=weights.tied, folder=folder
             )
-        return _adapted(peft_adapters.read_trained(source, trained["lora"], origin, adapter), name, origin, tokenizer)
-    folder = _base_folder(name, origin)
-    shapes, tied, config = _expected(folder)
-    source.part_experts(expert_places(config.model_type, shapes))
-    check_tensors(source.forms, shapes, {HEAD} if tied else set(), origin, folder)
-    return Model(source, folder, tokenizer=tokenizer)
-
-
-def _open_megatron(origin: Path, base: str | None) -> Model:
-    folder = _base_folder(base or (str(origin) if (origin / "config.json").exists() else None), origin)
-    shapes, tied, config = _expected(folder)
-    _check_family(config, folder)
-    source = torch_dist.MegatronSource(origin, config, shapes, tied=tied)
-    return Model(source, folder, notes=tuple(source.notes))
-
-
-def _adapted(adapter: Adapter, name: str | None, origin: Path, tokenizer: Path | None) -> Model:
-    folder = _base_folder(name, origin)
-    source = SafetensorsSource(folder)
-    _check(source, folder, folder)
-    peft_adapters.check_adapter(adapter, _expected(folder)[0], origin, folder)
-    return Model(source, folder, adapter, tokenizer, str(name))
-
-
-def _base_folder(name: str | None, origin: Path) -> Path:
-    if name is None:
-        raise UserError(f"{origin} does not name the model that it belongs to: give its folder by --base")
-    folder = Path(name)
-    if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(name))
-        except Exception as error:  # no network, no such model, no rights
-            raise UserError(
-                f"the base {name!r} of {origin} is no folder and not to be had ({error}): use --base"
-            ) from error
-    if not (folder / "config.json").exists():
-        raise UserError(f"the base {folder} of {origin} has no config.json: give the model's folder by --base")
-    return folder
-
-
-def _expected(folder: Path) -> tuple[dict[str, torch.Size], bool, Any]:
-    """By the config in `folder`: name and shape of each weight in a file, whether the head is tied to the embedding,
-    and the config itself."""
-    try:
-        model = meta_model(str(folder))
-    except Exception as error:  # a config of the wrong form fails in many ways
-        raise UserError(f"{folder / 'config.json'} is not that of a causal language model: {error}") from error
-    config = model.config
-    named = checkpoint_tensors(config.model_type, model.named_parameters(remove_duplicate=False))
-    shapes = {name: parameter.shape for name, parameter in named}
-    shapes |= {name: buffer.shape for name, buffer in model.named_buffers() if name in model.state_dict()}
-    return shapes, bool(config.get_text_config().tie_word_embeddings), config
-
-
-def _check(source: Source, origin: Path, folder: Path) -> None:
-    shapes, tied, _ = _expected(folder)
-    check_tensors(source.forms, shapes, {HEAD} if tied else set(), origin, folder)
-
-
-def _write_weights(model: Model, to: str, dtype: torch.dtype | None, max_file_bytes: int, folder: Path) -> None:
-    source = model.source
-    _, tied_before, config = _expected(model.folder)
-    tied = tied_before
-    if model.adapter is not None:
-        head = (HEAD, EMBEDDING) if tied and HEAD in model.adapter.updates else None
-        source, tied = MergedSource(source, model.adapter.updates, head), tied and head is None
-    elif tied and HEAD in source.forms:
-        tied = digest(source, HEAD) == digest(source, EMBEDDING)
-    forms = {name: Form(form.shape, _rounded(form.dtype, dtype)) for name, form in source.forms.items()}
-    if tied:
-        forms.pop(HEAD, None)
-    if to == "dcp":  # which names a tied head, as the trainer does
-        aliases = {HEAD: EMBEDDING} if tied else {}
-        named = forms | {head: forms[origin] for head, origin in aliases.items()}
-        places = expert_places(config.model_type, {name: form.shape for name, form in forms.items()})
-        dcp.write_dcp(source, named, folder, dcp.FSDP, aliases, places)
-    elif to == "dcp-megatron":
-        _check_family(config, model.folder)
-        dcp.write_dcp(source, forms, folder, dcp.MEGATRON)
-    elif to == "torch_dist":
-        _check_family(config, model.folder)
-        torch_dist.write_megatron(source, forms, config, tied=tied, folder=folder)
     else:
-        writer = ShardedWriter(folder, forms, max_file_bytes)
-        for name in forms:
-            for rows in source.blocks(name):
-                writer.add_rows(name, rows.start if rows else 0, source.read(name, rows))
-        writer.finish()
-    settings = json.loads((model.folder / "config.json").read_text())
-    _set_types(settings, {form.dtype for form in forms.values() if form.dtype.is_floating_point})
-    if tied != tied_before:
-        settings["tie_word_embeddings"] = tied
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        _write_safetensors(weights, max_file_bytes, folder)
+    _write_config(model.folder, weights, folder)
 
 
-def _check_family(config: Any, folder: Path) -> None:
-    if config.model_type not in FAMILIES:
-        raise UserError(
-            f"{folder} is a model of type {config.model_type!r}, which is not converted to or from megatron-core: "
-            f"{', '.join(FAMILIES)} are"
-        )
+def _weights_to_write(model: OpenedModel, dtype: torch.dtype | None) -> _Weights:
+    expected = expected_tensors(model.folder)
+    source, tied = _merge_adapter(model, expected.tied)
+    specs = {}
+    for name, spec in source.specs.items():
+        if tied and name == HEAD:
+            continue
+        rounded = dtype if dtype is not None and spec.dtype.is_floating_point else spec.dtype
+        specs[name] = TensorSpec(spec.shape, rounded)
+    return _Weights(source, specs, tied, expected.config)
 
 
-def _rounded(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
-    return wanted if wanted is not None and own.is_floating_point else own
+def _merge_adapter(model: OpenedModel, tied: bool) -> tuple[Source, bool]:
+    """Return the final values of the weights, and whether the head is still tied to the embedding."""
+    source = model.source
+    if model.adapter is None:
+        if tied and HEAD in source.specs:
+            tied = digest(source, HEAD) == digest(source, EMBEDDING)
+        return source, tied
+    updates = model.adapter.updates
+    untied_head = {HEAD: EMBEDDING} if tied and HEAD in updates else {}
+    return MergedSource(source, updates, untied_head), tied and not untied_head
 
 
-def _set_types(settings: dict[str, Any], types: set[torch.dtype]) -> None:
-    """Name the weights' type in a config, wherever it names one; a mixture is left as it was."""
-    if len(types) != 1:
+def _write_safetensors(weights: _Weights, max_file_bytes: int, folder: Path) -> None:
+    writer = ShardedWriter(folder, weights.specs, max_file_bytes)
+    for name in weights.specs:
+        for rows in weights.source.blocks(name):
+            writer.add_rows(name, rows.start if rows else 0, weights.source.read(name, rows))
+    writer.finish()
+
+
+def _write_fsdp_checkpoint(weights: _Weights, folder: Path) -> None:
+    """Write as the trainer does on FSDP2: a tied head is listed, experts are fused as transformers trains them."""
+    tied_names = {HEAD: EMBEDDING} if weights.tied else {}
+    specs = weights.specs | {head: weights.specs[embedding] for head, embedding in tied_names.items()}
+    shapes = {name: spec.shape for name, spec in weights.specs.items()}
+    experts = expert_slices(weights.hf_config.model_type, shapes)
+    dcp.write_dcp(weights.source, specs, folder, dcp.FSDP_PREFIX, tied_names, experts)
+
+
+def _write_config(origin: Path, weights: _Weights, folder: Path) -> None:
+    """Copy config.json, with the dtype of the written weights, and whether their head is tied."""
+    config = json.loads((origin / "config.json").read_text())
+    _set_dtype(config, {spec.dtype for spec in weights.specs.values() if spec.dtype.is_floating_point})
+    if weights.tied != bool(weights.hf_config.get_text_config().tie_word_embeddings):
+        config["tie_word_embeddings"] = weights.tied
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _set_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> None:
+    """Set the weights' dtype in a config, wherever it names one; leave it unchanged if dtypes are mixed."""
+    if len(dtypes) != 1:
         return
-    for key, value in settings.items():
+    (dtype,) = dtypes
+    for key, value in config.items():
         if key in ("dtype", "torch_dtype") and value is not None:
-            settings[key] = str(next(iter(types))).removeprefix("torch.")
+            config[key] = str(dtype).removeprefix("torch.")
         elif isinstance(value, dict) and key.endswith("_config"):
-            _set_types(value, types)
+            _set_dtype(value, dtypes)
 
 
-def _bring_along(model: Model, folder: Path, *, config: bool) -> None:
-    """Copy what is not weights and not there yet: tokenizer, chat template, generation config, licence, code."""
-    for place in (model.tokenizer, model.folder):
-        for file in sorted(place.iterdir()) if place is not None else []:
-            wanted = file.is_file() and not any(file.match(pattern) for pattern in LEFT_BEHIND)
-            if not config and file.name in ("config.json", "generation_config.json"):
-                continue
-            if wanted and not (folder / file.name).exists():
+def _copy_other_files(model: OpenedModel, folder: Path, *, config: bool) -> None:
+    """Copy what is no weight and not there yet: tokenizer, chat template, generation config, licence, code.
+
+    Without `config`, the model's config and generation config are left out.
+    """
+    not_copied = NOT_COPIED if config else (*NOT_COPIED, "config.json", "generation_config.json")
+    for origin in (model.tokenizer, model.folder):
+        if origin is None:
+            continue
+        for file in sorted(origin.iterdir()):
+            copied = file.is_file() and not any(file.match(pattern) for pattern in not_copied)
+            if copied and not (folder / file.name).exists():
                 shutil.copyfile(file, folder / file.name)
 
 
 def _write_manifest(folder: Path) -> int:
+    """List all files with their SHA-256, as sha256sum does, and return how many there are."""
     lines = []
     for file in sorted(folder.iterdir()):
         with file.open("rb") as content:
@@ -275,8 +194,8 @@ def _write_manifest(folder: Path) -> int:
 
 
 @contextmanager
-def _whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write to that gets its name when all went well, and is removed when not."""
+def _complete_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to write to, which is renamed to `target` on success and removed on an error."""
     if target.exists():
         raise UserError(f"{target} exists already: remove it, or name another target")
     partial = target.with_name(target.name + ".partial")

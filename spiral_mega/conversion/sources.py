@@ -1,29 +1,31 @@
-"""Where tensors come from: each is read by blocks of rows, so that no more than a block is in memory."""
+"""Read a model's tensors in blocks of rows, so that memory is bounded by a block and not by the model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from spiral_mega.models.safetensors_files import Form, Stored, raw, read_model_files
+from spiral_mega.models.peft_files import LowRankUpdate
+from spiral_mega.models.safetensors_files import StoredTensor, TensorSpec, as_bytes, read_model_files
 
 BLOCK_BYTES = 64 * 2**20
 
 
 class Source(Protocol):
-    """Tensors by name. `read` gives any rows, at the least cost one of `blocks`, in the type of its form or a wider
-    one."""
+    """Tensors by checkpoint name. `read` returns any rows, in the dtype of `specs` or a wider one.
+
+    Reading one of `blocks` at a time is the cheapest way to read a whole tensor.
+    """
 
     @property
-    def forms(self) -> Mapping[str, Form]: ...
+    def specs(self) -> Mapping[str, TensorSpec]: ...
 
     def blocks(self, name: str) -> list[range | None]:
-        """Ranges of rows that together are the tensor; None stands for a tensor without rows."""
+        """Return ranges of rows that together cover the tensor; None stands for a tensor without rows."""
 
     def read(self, name: str, rows: range | None) -> torch.Tensor: ...
 
@@ -32,54 +34,46 @@ class SafetensorsSource:
     """The model in a Hugging Face folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._stored: dict[str, Stored] = read_model_files(folder)
-        self.forms = {name: stored.form for name, stored in self._stored.items()}
+        self._stored: dict[str, StoredTensor] = read_model_files(folder)
+        self.specs = {name: stored.spec for name, stored in self._stored.items()}
 
     def blocks(self, name: str) -> list[range | None]:
-        form = self.forms[name]
-        if not form.nbytes or not form.shape:
+        spec = self.specs[name]
+        if not spec.nbytes or not spec.shape:
             return [None]
-        count = max(1, BLOCK_BYTES * form.shape[0] // form.nbytes)
-        return [range(start, min(start + count, form.shape[0])) for start in range(0, form.shape[0], count)]
+        rows = spec.shape[0]
+        block_rows = max(1, BLOCK_BYTES * rows // spec.nbytes)
+        return [range(start, min(start + block_rows, rows)) for start in range(0, rows, block_rows)]
 
     def read(self, name: str, rows: range | None) -> torch.Tensor:
         return self._stored[name].read(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """A low-rank update of a weight [out, in]: scale * B [out, r] @ A [r, in]."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scale: float
-
-
 class MergedSource:
-    """`base` with low-rank updates in its weights: W + scale * B A, computed in float32."""
+    """`base` with low-rank updates added to its weights: W + scale * B A, computed in float32."""
 
-    def __init__(self, base: Source, updates: Mapping[str, Factors], tied_head: tuple[str, str] | None) -> None:
-        """`tied_head`: (head, embedding) where the head has an update and takes its weight from the embedding."""
-        self.base, self.updates = base, updates
-        self._aliases = {} if tied_head is None else {tied_head[0]: tied_head[1]}
-        self.forms = {**base.forms, **{head: base.forms[embedding] for head, embedding in self._aliases.items()}}
+    def __init__(self, base: Source, updates: Mapping[str, LowRankUpdate], tied: Mapping[str, str]) -> None:
+        """`tied`: {head: embedding} if the head has an update and reads its weight from the embedding, else empty."""
+        self.base, self.updates, self._tied = base, updates, tied
+        self.specs = {**base.specs, **{head: base.specs[embedding] for head, embedding in tied.items()}}
 
     def blocks(self, name: str) -> list[range | None]:
-        return self.base.blocks(self._aliases.get(name, name))
+        return self.base.blocks(self._tied.get(name, name))
 
     def read(self, name: str, rows: range | None) -> torch.Tensor:
-        weight = self.base.read(self._aliases.get(name, name), rows)
-        if (update := self.updates.get(name)) is None:
+        weight = self.base.read(self._tied.get(name, name), rows)
+        update = self.updates.get(name)
+        if update is None:
             return weight
         assert rows is not None
         b = update.b[rows.start : rows.stop]
         return torch.addmm(weight.float(), b.float(), update.a.float(), alpha=update.scale)
 
 
-def whole(source: Source, name: str) -> torch.Tensor:
-    """The whole tensor, in the type of its form."""
-    form = source.forms[name]
-    tensor = torch.empty(form.shape, dtype=form.dtype)
+def read_whole(source: Source, name: str) -> torch.Tensor:
+    """Read the whole tensor, in the dtype of its spec."""
+    spec = source.specs[name]
+    tensor = torch.empty(spec.shape, dtype=spec.dtype)
     for rows in source.blocks(name):
         part = source.read(name, rows)
         if rows is None:
@@ -89,8 +83,9 @@ def whole(source: Source, name: str) -> torch.Tensor:
 
 
 def digest(source: Source, name: str) -> bytes:
-    """A hash of a tensor's values, by which large ones are compared without being in memory together."""
+    """Hash a tensor's values, to compare large tensors without holding both in memory."""
     sha = hashlib.sha256()
     for rows in source.blocks(name):
-        sha.update(raw(source.read(name, rows).contiguous().reshape(-1).view(torch.uint8)))
+        block = source.read(name, rows).contiguous().reshape(-1)
+        sha.update(as_bytes(block.view(torch.uint8)))
     return sha.digest()

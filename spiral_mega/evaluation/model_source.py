@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from spiral_mega.checkpoint.manager import CheckpointManager
-from spiral_mega.checkpoint.policy_states import load_policies, policy_states
+from spiral_mega.checkpoint.resume import load_policies, policy_states
 from spiral_mega.config import Config
 from spiral_mega.config.model_set import model_configs
 from spiral_mega.distributed.runtime import Runtime

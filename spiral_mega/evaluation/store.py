@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spiral_mega.checkpoint.resume import changes
+from spiral_mega.checkpoint.resume import describe_changes
 from spiral_mega.errors import UserError
 from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.telemetry import write_json_atomic
@@ -38,7 +38,7 @@ class Store:
                 recorded = json.loads(path.read_text())
             except ValueError as error:
                 raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, or use another") from error
-            if changed := changes(recorded, json.loads(json.dumps(identity))):
+            if changed := describe_changes(recorded, json.loads(json.dumps(identity))):
                 raise UserError(
                     f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose another --output, or "
                     "remove the folder"

@@ -1,1 +1,13 @@
-"""What is known about a model folder: config, tokenizer, stop tokens, dimensions, tensor names, weights, export."""
+"""What is known about a model folder. This package imports neither policies nor engines: they import it.
+
+question                                                        | file
+--------------------------------------------------------------- | --------------------
+architecture and sizes in config.json                           | model_config.py
+counts of weights, widths and heads, for estimates              | dimensions.py
+tokenizer; tokens that end a response                           | tokenizer.py
+names of weights in checkpoints, and so the names vLLM loads    | tensor_names.py
+shapes and values of weights by those names                     | weights.py
+safetensors files: read, check, write in shards                 | safetensors_files.py
+LoRA adapters in the files of PEFT                              | peft_files.py
+export of a model or an adapter that transformers or PEFT loads | export.py
+"""

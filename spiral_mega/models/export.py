@@ -1,85 +1,101 @@
-"""Write a model in Hugging Face form from a stream of whole tensors, holding one of them in memory."""
+"""Export a model or an adapter for transformers, vLLM and PEFT, from a stream that holds one whole tensor at a time.
+
+<folder>.partial   written by rank 0; complete before it is renamed
+<folder>           always complete: an older export is first renamed to <folder>.replaced, then removed
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from spiral_mega.config import ModelConfig
-from spiral_mega.conversion.peft_adapters import Adapter, pair, write_peft
-from spiral_mega.models.safetensors_files import MAX_FILE_BYTES, Form, ShardedWriter
+from spiral_mega.models.peft_files import Adapter, write_peft
+from spiral_mega.models.safetensors_files import MAX_FILE_BYTES, ShardedWriter, TensorSpec
+from spiral_mega.models.tensor_names import HEAD
 from spiral_mega.models.weights import weight_shapes
 
 
 def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, folder: Path) -> None:
-    """Stream `weights` (collective: every rank iterates, rank 0 writes) into `folder`, with config and tokenizer.
+    """Stream `weights` into `folder` in the format of transformers, with config and tokenizer.
 
-    Tensors are saved in the type that the original config names. A tied head stays tied, unless it has an adapter: then
-    it is saved as a tensor of its own. What stands at `folder` is always whole: an older export makes way by a rename.
+    Collective: every rank iterates, rank 0 writes. Tensors are saved in the dtype that the original config names. A
+    tied head stays tied unless it has an adapter: then it is saved as a tensor of its own.
     """
-    hf_config = AutoConfig.from_pretrained(model.path)
-    dtype = getattr(hf_config, "dtype", None) or torch.float32
-    adapted = model.lora is not None and "lm_head" in model.lora.targets
-    tied = hf_config.tie_word_embeddings and not adapted
-    writer = None
     if dist.get_rank() == 0:
-        partial = _begin(folder)
-        shapes = weight_shapes(model.path)
-        kept = {name: Form(shape, dtype) for name, shape in shapes.items() if not (tied and name == "lm_head.weight")}
-        writer = ShardedWriter(partial, kept, MAX_FILE_BYTES)
-    embedding: torch.Tensor | None = None
-    for name, tensor in weights:
-        if writer is None:
-            continue
-        if tied and name.endswith("embed_tokens.weight"):
-            embedding = tensor.cpu().clone()
-        if tied and name == "lm_head.weight":
-            if embedding is None or not torch.equal(tensor.cpu(), embedding):
-                raise RuntimeError("the head differs from the embedding that it is tied to")
-            continue
-        writer.add(name, tensor)
-    if writer is not None:
-        writer.finish()
-        hf_config.tie_word_embeddings = tied
+        partial = _start_export(folder)
+        hf_config = AutoConfig.from_pretrained(model.path)
+        head_adapted = model.lora is not None and "lm_head" in model.lora.targets
+        hf_config.tie_word_embeddings = hf_config.tie_word_embeddings and not head_adapted
+        _write_weights(weights, model.path, hf_config, partial)
         hf_config.save_pretrained(partial)
         AutoTokenizer.from_pretrained(model.tokenizer or model.path).save_pretrained(partial)
-        with suppress(OSError):  # many a model has none
+        with suppress(OSError):  # many models have no generation config
             GenerationConfig.from_pretrained(model.path).save_pretrained(partial)
-        _replace(folder, partial)
+        _finish_export(folder, partial)
+    else:
+        for _ in weights:
+            pass
     dist.barrier()
 
 
 def save_adapter(factors: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, folder: Path) -> None:
-    """Write an adapter's `factors`, by PEFT's names, as PEFT does, whole as above; collective."""
-    main = dist.get_rank() == 0
-    tensors = {name: tensor.cpu().clone() for name, tensor in factors if main}
-    if main:
+    """Write an adapter's `factors`, given by PEFT's names, into `folder` in the format of PEFT. Collective."""
+    is_main = dist.get_rank() == 0
+    tensors = {name: tensor.cpu().clone() for name, tensor in factors if is_main}
+    if is_main:
         assert model.lora is not None
-        rank, alpha = model.lora.rank, float(model.lora.alpha)
-        partial = _begin(folder)
-        adapter = Adapter(pair(tensors, ".weight", alpha / rank, rank, folder), rank, alpha)
+        partial = _start_export(folder)
+        adapter = Adapter.from_factors(tensors, model.lora.rank, float(model.lora.alpha), folder)
         write_peft(adapter, model.path, None, partial)
-        _replace(folder, partial)
+        _finish_export(folder, partial)
     dist.barrier()
 
 
-def _begin(folder: Path) -> Path:
-    """An empty folder beside `folder`, for what is to take its place."""
+def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], path: str, hf_config: Any, partial: Path) -> None:
+    tied = hf_config.tie_word_embeddings
+    dtype = getattr(hf_config, "dtype", None) or torch.float32
+    specs = {name: TensorSpec(shape, dtype) for name, shape in weight_shapes(path).items()}
+    if tied:
+        specs.pop(HEAD, None)
+        weights = _drop_tied_head(weights)
+    writer = ShardedWriter(partial, specs, MAX_FILE_BYTES)
+    for name, tensor in weights:
+        writer.add(name, tensor)
+    writer.finish()
+
+
+def _drop_tied_head(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all weights but the head. Raises RuntimeError if it differs from the embedding."""
+    embedding: torch.Tensor | None = None
+    for name, tensor in weights:
+        if name == HEAD:
+            if embedding is None or not torch.equal(tensor.cpu(), embedding):
+                raise RuntimeError("the head differs from the embedding that it is tied to")
+            continue
+        if name.endswith("embed_tokens.weight"):
+            embedding = tensor.cpu().clone()
+        yield name, tensor
+
+
+def _start_export(folder: Path) -> Path:
+    """Create an empty folder next to `folder`, to be renamed to it when it is complete."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     return partial
 
 
-def _replace(folder: Path, partial: Path) -> None:
+def _finish_export(folder: Path, partial: Path) -> None:
     replaced = folder.with_name(folder.name + ".replaced")
-    shutil.rmtree(replaced, ignore_errors=True)  # what an export that was killed here left
+    shutil.rmtree(replaced, ignore_errors=True)  # left by an export that was killed at this point
     if folder.exists():
         folder.rename(replaced)
     partial.rename(folder)

@@ -1,4 +1,4 @@
-"""The trained model's own config."""
+"""Read a model's config.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ log = logging.getLogger(__name__)
 
 
 def read_model_config(path: str) -> PretrainedConfig:
-    """The model's own config, with every dropout off: a policy gradient needs the sampler's distribution."""
+    """Read the config of the model at `path`, a folder or a name on the hub, and set every dropout in it to zero.
+
+    A policy gradient needs the sampler's distribution, so the trained model must not drop anything out. Raises
+    UserError if there is no readable config.
+    """
     try:
         config = AutoConfig.from_pretrained(path)
-    except Exception as error:  # a config of the wrong form fails in many ways
+    except Exception as error:  # a malformed config fails in many ways
         raise UserError(
             f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a model on the hub "
             f"({error})"

@@ -1,4 +1,14 @@
-"""Names of weights in Hugging Face checkpoints where transformers' own parameters are other tensors."""
+"""Name weights as Hugging Face checkpoints and vLLM do, where transformers' own parameters are other tensors.
+
+Only mixtures of experts differ. transformers fuses the experts of a layer, files and engines name each one:
+
+    transformers                                  checkpoint, vLLM
+    ...experts.gate_up_proj [E, 2 I, H]   <->     ...experts.{e}.gate_proj.weight [I, H]
+                                                  ...experts.{e}.up_proj.weight   [I, H]
+    ...experts.down_proj    [E, H, I]     <->     ...experts.{e}.down_proj.weight [H, I]
+
+Every other parameter has the same name in both.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +18,22 @@ from typing import NamedTuple
 
 import torch
 
-EXPERTS_APART = ("qwen3_moe",)  # model types whose files hold every expert's gate, up and down projection on its own
-EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+MOE_TYPES = ("qwen3_moe",)  # model types whose checkpoints hold each expert's projections as separate tensors
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def checkpoint_tensors(
+def to_checkpoint_names(
     model_type: str, parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """`parameters` of a transformers model of that type as its checkpoint names them, as views of the same memory.
-
-    transformers keeps the experts of a layer in two tensors, `gate_up_proj` [E, 2 I, H] and `down_proj` [E, H, I];
-    files, engines and other trainers name each expert's.
-    """
+    """Rename the `parameters` of a transformers model of that type; fused experts are split into views."""
     for name, tensor in parameters:
         owner, _, leaf = name.rpartition(".")
-        if model_type not in EXPERTS_APART or not owner.endswith(".experts"):
+        if model_type not in MOE_TYPES or not owner.endswith(".experts"):
             yield name, tensor
         elif leaf == "gate_up_proj":
-            for expert, both in enumerate(tensor):
-                gate, up = both.chunk(2)
+            for expert, gate_up in enumerate(tensor):
+                gate, up = gate_up.chunk(2)
                 yield f"{owner}.{expert}.gate_proj.weight", gate
                 yield f"{owner}.{expert}.up_proj.weight", up
         else:
@@ -34,9 +41,8 @@ def checkpoint_tensors(
                 yield f"{owner}.{expert}.down_proj.weight", down
 
 
-class Place(NamedTuple):
-    """Where an expert's projection stands in transformers' own parameter `name` of `shape`: in these rows of the
-    matrix of that `expert`."""
+class ExpertSlice(NamedTuple):
+    """Where an expert's projection is in transformers' fused parameter `name` of `shape`: `rows` of matrix `expert`."""
 
     name: str
     shape: torch.Size
@@ -44,19 +50,24 @@ class Place(NamedTuple):
     rows: range
 
 
-def expert_places(model_type: str, shapes: Mapping[str, torch.Size]) -> dict[str, Place]:
-    """Of the tensors that a checkpoint names, with their `shapes`, the place of each that is an expert's."""
-    if model_type not in EXPERTS_APART:
+def expert_slices(model_type: str, shapes: Mapping[str, torch.Size]) -> dict[str, ExpertSlice]:
+    """Locate each expert's projection in transformers' fused parameters.
+
+    `shapes` are those of a checkpoint's tensors, by name; the result covers the experts' projections among them.
+    """
+    if model_type not in MOE_TYPES:
         return {}
-    found = {name: match for name in shapes if (match := EXPERT.fullmatch(name))}
-    count = 1 + max((int(match[2]) for match in found.values()), default=-1)
-    places = {}
-    for name, match in found.items():
-        owner, expert, leaf = match[1], int(match[2]), match[3]
+    matches = {name: match for name in shapes if (match := _EXPERT.fullmatch(name))}
+    count = 1 + max((int(match[2]) for match in matches.values()), default=-1)
+    slices = {}
+    for name, match in matches.items():
+        owner, expert, projection = match[1], int(match[2]), match[3]
         rows, columns = shapes[name]
-        if leaf == "down":
-            places[name] = Place(f"{owner}.down_proj", torch.Size((count, rows, columns)), expert, range(rows))
+        if projection == "down":
+            shape = torch.Size((count, rows, columns))
+            slices[name] = ExpertSlice(f"{owner}.down_proj", shape, expert, range(rows))
         else:
-            mine = range(rows, 2 * rows) if leaf == "up" else range(rows)
-            places[name] = Place(f"{owner}.gate_up_proj", torch.Size((count, 2 * rows, columns)), expert, mine)
-    return places
+            shape = torch.Size((count, 2 * rows, columns))
+            own_rows = range(rows, 2 * rows) if projection == "up" else range(rows)
+            slices[name] = ExpertSlice(f"{owner}.gate_up_proj", shape, expert, own_rows)
+    return slices

@@ -1,4 +1,4 @@
-"""Weights on their way into an engine: checked, and for those that come from a model on disk, read."""
+"""Shapes and values of a model's weights, by the names of its checkpoint (tensor_names.py)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from spiral_mega.models.tensor_names import checkpoint_tensors
+from spiral_mega.models.tensor_names import to_checkpoint_names
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`weights` as they come, each compared with `shapes`. Raises ValueError for a tensor that is unknown or of another
-    shape when it comes, and for what is missing at the end."""
+    """Yield `weights` unchanged, comparing names and shapes with those that the engine expects.
+
+    Raises ValueError for an unknown tensor or a wrong shape as soon as it is seen, and for missing tensors at the end.
+    """
     missing = set(shapes)
     for name, tensor in weights:
         if shapes.get(name) != tensor.shape:
@@ -28,22 +30,22 @@ def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Itera
 
 
 def weight_shapes(path: str) -> dict[str, torch.Size]:
-    """The shape of every tensor in a checkpoint of the model at `path`, the head's also where it is tied."""
+    """Return the shape of every tensor in a checkpoint of the model at `path`; a tied head is listed as well."""
     return {name: tensor.shape for name, tensor in _tensors(meta_model(path))}
 
 
 def meta_model(path: str) -> Any:
-    """The model at `path` without weights: a transformers causal model on torch's meta device."""
+    """Build the causal language model at `path` on torch's meta device, without weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
 
 
 def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole tensors of the model at `path` by Hugging Face name, a tied head as a tensor of its own."""
+    """Yield the model's whole tensors by checkpoint name; a tied head is a tensor of its own."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
     yield from _tensors(model)
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     parameters = ((name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False))
-    return checkpoint_tensors(model.config.model_type, parameters)
+    return to_checkpoint_names(model.config.model_type, parameters)

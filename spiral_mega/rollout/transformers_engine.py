@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixi
 from spiral_mega.config import Config
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
-from spiral_mega.models.tensor_names import checkpoint_tensors
+from spiral_mega.models.tensor_names import to_checkpoint_names
 from spiral_mega.models.weights import checked_weights
 from spiral_mega.rollout.decoding import ATTENTION, growing_cache
 from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
@@ -137,7 +137,7 @@ class TransformersEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         parameters = ((name, each.detach()) for name, each in self.model.named_parameters(remove_duplicate=False))
-        targets = dict(checkpoint_tensors(self.model.config.model_type, parameters))
+        targets = dict(to_checkpoint_names(self.model.config.model_type, parameters))
         shapes = {name: target.shape for name, target in targets.items()}
         self._partly_loaded = True
         with torch.no_grad():

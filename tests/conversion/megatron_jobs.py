@@ -16,9 +16,9 @@ from megatron.core import dist_checkpointing  # noqa: E402
 from torch.distributed.checkpoint.state_dict_loader import load  # noqa: E402
 
 from spiral_mega.models.model_config import read_model_config  # noqa: E402
-from spiral_mega.policy.megatron.megatron_model import Shards, build_model  # noqa: E402
+from spiral_mega.policy.megatron.megatron_model import MegatronModel, build_model  # noqa: E402
 from spiral_mega.policy.megatron.megatron_policy import MegatronPolicy  # noqa: E402
-from spiral_mega.policy.megatron.parallel_layout import start_layout  # noqa: E402
+from spiral_mega.policy.megatron.parallel_layout import init_layout  # noqa: E402
 
 Layout = dict[str, Any]
 Tensors = dict[str, torch.Tensor]
@@ -40,7 +40,7 @@ def save(
     for name, (folder, layout, lora, target) in policies.items():
         config = make_config(folder, model={"lora": lora}, policy={"backend": "megatron", "megatron": layout})
         policy = MegatronPolicy(config, runtime)
-        for _, parameter in policy.shards.trained.owned:
+        for _, parameter in policy.model.trained.local_params:
             # As a function of the values, so that copies of a weight stay equal.
             parameter.data.add_(0.05 * torch.sin(100 * parameter.data) + 0.02)
         manager = CheckpointManager(target, keep_last=1)
@@ -69,14 +69,14 @@ def load_converted(
         state = policy.state_dict()
         load({"policy": {"param": state["param"]}}, checkpoint_id=origin)
         policy.load_state_dict(state)
-        results[name] = _streamed(policy.shards)
+        results[name] = _streamed(policy.model)
     return results
 
 
-def _model(runtime: Runtime, folder: Path, layout: Layout) -> Shards:
+def _model(runtime: Runtime, folder: Path, layout: Layout) -> MegatronModel:
     config = make_config(folder, policy={"backend": "megatron", "megatron": layout})
     return build_model(
-        config, config.model, read_model_config(str(folder)), start_layout(config.policy.megatron, 0), runtime
+        config, config.model, read_model_config(str(folder)), init_layout(config.policy.megatron, 0), runtime
     )
 
 
@@ -89,5 +89,5 @@ def _as_transformer_engine_names(model: Any) -> Any:
     return model
 
 
-def _streamed(shards: Shards) -> Tensors:
+def _streamed(shards: MegatronModel) -> Tensors:
     return {name: each.clone() for name, each in shards.weights.stream(torch.Tensor.detach, torch.float32, 2**16)}

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from spiral_mega.conversion import convert, dcp, sources
 from spiral_mega.errors import UserError
-from spiral_mega.models.safetensors_files import Form, ShardedWriter
-from spiral_mega.models.tensor_names import Place, expert_places
+from spiral_mega.models.safetensors_files import ShardedWriter, TensorSpec
+from spiral_mega.models.tensor_names import ExpertSlice, expert_slices
 from spiral_mega.models.weights import meta_model
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import END_ID, Family, save_tiny_model
@@ -138,13 +138,13 @@ def test_what_a_rank_saved_of_a_layers_experts_is_read_once(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     reads = Counter[tuple[str, int]]()
-    read = dcp.Checkpoint.read
+    read = dcp.DcpReader.read
 
-    def counted(self: dcp.Checkpoint, name: str, offsets: Any, sizes: Any) -> torch.Tensor:
+    def counted(self: dcp.DcpReader, name: str, offsets: Any, sizes: Any) -> torch.Tensor:
         reads[name, offsets[0]] += ".experts." in name
         return read(self, name, offsets, sizes)
 
-    monkeypatch.setattr(dcp.Checkpoint, "read", counted)
+    monkeypatch.setattr(dcp.DcpReader, "read", counted)
     convert(trained.checkpoint("experts"), tmp_path / "model", to)
     assert sorted(+reads) == [
         (f"policy.model.model.layers.{layer}.mlp.experts.{each}_proj", first)
@@ -154,13 +154,13 @@ def test_what_a_rank_saved_of_a_layers_experts_is_read_once(
 
 
 def test_verification_finds_gate_and_up_in_each_others_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def swapped(model_type: str, shapes: Any) -> dict[str, Place]:
-        places = expert_places(model_type, shapes)
+    def swapped(model_type: str, shapes: Any) -> dict[str, ExpertSlice]:
+        places = expert_slices(model_type, shapes)
         other = {"gate_proj": "up_proj", "up_proj": "gate_proj", "down_proj": "down_proj"}
         leaves = {name: name.split(".")[-2] for name in places}
         return {name: places[name.replace(leaf, other[leaf])] for name, leaf in leaves.items()}
 
-    monkeypatch.setattr(sys.modules[convert.__module__], "expert_places", swapped)
+    monkeypatch.setattr(sys.modules[convert.__module__], "expert_slices", swapped)
     origin = save_tiny_model(tmp_path / "origin", "qwen3_moe")
     with pytest.raises(UserError, match="verif"):
         convert(origin, tmp_path / "target", "dcp", verify=True)
@@ -364,7 +364,7 @@ def test_memory_is_bounded_by_a_block_and_not_by_the_model(tmp_path: Path) -> No
     layer = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288}
     config = LlamaConfig(vocab_size=151936, hidden_size=4096, num_hidden_layers=2, tie_word_embeddings=False, **layer)
     config.save_pretrained(tmp_path / "origin")
-    forms = {n: Form(p.shape, torch.bfloat16) for n, p in meta_model(str(tmp_path / "origin")).named_parameters()}
+    forms = {n: TensorSpec(p.shape, torch.bfloat16) for n, p in meta_model(str(tmp_path / "origin")).named_parameters()}
     assert sum(form.nbytes for form in forms.values()) > 3e9
     ShardedWriter(tmp_path / "origin", forms, 10**9)  # makes the files, in which nothing is written
     for origin, target, to in (("origin", "dcp", "dcp"), ("dcp", "back", "hf")):

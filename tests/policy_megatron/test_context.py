@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
-from spiral_mega.policy.megatron.context_parallel import deal, keys_of_a_head
+from spiral_mega.policy.megatron.context_parallel import head_cost_in_keys, partition_rows
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.megatron
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.megatron
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 5))
 def test_every_row_has_one_rank_and_every_rank_as_many(costs: list[float], ranks: int) -> None:
     cost = np.repeat(costs, ranks)
-    dealt = deal(cost, ranks)
+    dealt = partition_rows(cost, ranks)
     assert sorted(np.concatenate(dealt).tolist()) == list(range(len(cost)))
     for rows in dealt:
         assert len(rows) == len(costs)
         assert all(np.diff(rows) > 0)
-    assert [rows.tolist() for rows in deal(cost, ranks)] == [rows.tolist() for rows in dealt]
+    assert [rows.tolist() for rows in partition_rows(cost, ranks)] == [rows.tolist() for rows in dealt]
 
 
 def spiral_problem(length: int) -> list[TrainingSequence]:
@@ -55,7 +55,7 @@ def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
     attention = batch.layout.depth[:rows] + 1  # a row sees its path
     weight = attention.sum() / head.sum()  # as dear as all of the attention
     for cost in (attention, attention + weight * head):
-        loads = [cost[mine].sum() for mine in deal(cost, ranks)]
+        loads = [cost[mine].sum() for mine in partition_rows(cost, ranks)]
         assert max(loads) < 1.02 * sum(loads) / ranks
     if shape == "one sequence":  # what dealing out is for
         in_a_row = [part.sum() for part in np.split(attention, ranks)]
@@ -69,4 +69,4 @@ def s_fields(sequence: TrainingSequence) -> tuple[list[int], list[int], list[flo
 def test_a_row_of_the_head_is_worth_its_products_in_keys() -> None:
     config = tiny_model("qwen3", tied=True).config  # 2 layers, 2 heads of 32
     of_a_key = 2 * (2 * 2 * 2 * 32)  # in each layer a product with the key, and one with the value
-    assert keys_of_a_head(config) == 2 * config.vocab_size * config.hidden_size / of_a_key
+    assert head_cost_in_keys(config) == 2 * config.vocab_size * config.hidden_size / of_a_key

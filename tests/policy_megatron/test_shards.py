@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
 from spiral_mega.policy.megatron.checkpoint_state import cut_by_blocks, rectangles
-from spiral_mega.policy.megatron.families import Block, Entry, blocks_of, fuse, local_name, part_of, unfuse
+from spiral_mega.policy.megatron.families import (
+    ParamMapping,
+    RowBlock,
+    fuse,
+    row_blocks,
+    shard_range,
+    to_local_name,
+    unfuse,
+)
 
 pytestmark = pytest.mark.megatron
 
@@ -17,7 +25,7 @@ def test_fused_heads_stand_group_by_group_as_megatron_core_splits_them(
     groups: int, heads: int, width: int, size: int
 ) -> None:
     """q of the group's heads, then its k, then its v; and ranks hold consecutive groups."""
-    entry = Entry("qkv", ("q", "k", "v"), 0, "grouped")
+    entry = ParamMapping("qkv", ("q", "k", "v"), 0, "grouped")
     sizes = {"q": groups * size * heads * width, "k": groups * size * width, "v": groups * size * width}
     # Each row says whose it is: tensor, group of the whole model, row within the group.
     tensors = []
@@ -25,9 +33,9 @@ def test_fused_heads_stand_group_by_group_as_megatron_core_splits_them(
         per = rows // (groups * size)
         tensors.append(torch.tensor([[i, r // per, r % per] for r in range(rows)]))
     for rank in range(size):
-        parts = [part_of(entry, t.shape, rank, size) for t in tensors]
+        parts = [shard_range(entry, t.shape, rank, size) for t in tensors]
         mine = [t[p.start : p.stop] for t, p in zip(tensors, parts, strict=True)]
-        blocks = blocks_of(entry, [len(m) for m in mine], groups)
+        blocks = row_blocks(entry, [len(m) for m in mine], groups)
         fused = fuse(mine, blocks).tolist()
         expected = []
         for group in range(rank * groups, (rank + 1) * groups):
@@ -40,8 +48,8 @@ def test_fused_heads_stand_group_by_group_as_megatron_core_splits_them(
 
 @given(st.integers(1, 40), st.integers(1, 7))
 def test_a_vocabulary_that_no_size_divides_is_cut_as_dtensor_cuts_it(rows: int, size: int) -> None:
-    entry = Entry("embedding", ("embedding",), 0)
-    parts = [part_of(entry, (rows, 2), rank, size) for rank in range(size)]
+    entry = ParamMapping("embedding", ("embedding",), 0)
+    parts = [shard_range(entry, (rows, 2), rank, size) for rank in range(size)]
     chunks = torch.arange(rows).chunk(size)
     for rank, part in enumerate(parts):
         expected = chunks[rank].tolist() if rank < len(chunks) else []
@@ -57,7 +65,7 @@ def test_a_flat_range_is_its_rectangles_each_number_once_and_in_its_place(
     """Of a parameter of blocks of two tensors, and padding: the range's numbers are where their tensors have them."""
     filled, blocks = [0, 0], []
     for part, rows in kinds:
-        blocks.append(Block(part, filled[part], rows))
+        blocks.append(RowBlock(part, filled[part], rows))
         filled[part] += rows
     padding = data.draw(st.integers(0, 2))
     tensors = [torch.arange(n * columns).view(n, columns) + 1000 * i for i, n in enumerate(filled)]
@@ -80,12 +88,12 @@ def test_transformer_engines_names_are_those_that_megatron_core_says_are_the_sam
     same = get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map
     assert len(same) == 2
     for local, fused in same.items():
-        assert local_name(f"decoder.layers.3.{fused}weight") == f"decoder.layers.3.{local}weight"
-        assert local_name(f"decoder.layers.3.{local}weight") == f"decoder.layers.3.{local}weight"
+        assert to_local_name(f"decoder.layers.3.{fused}weight") == f"decoder.layers.3.{local}weight"
+        assert to_local_name(f"decoder.layers.3.{local}weight") == f"decoder.layers.3.{local}weight"
 
 
 def test_experts_in_one_module_are_numbered_as_modules_of_their_own() -> None:
     grouped = "decoder.layers.3.mlp.experts.linear_fc1.weight12"
-    assert local_name(grouped) == "decoder.layers.3.mlp.experts.local_experts.12.linear_fc1.weight"
+    assert to_local_name(grouped) == "decoder.layers.3.mlp.experts.local_experts.12.linear_fc1.weight"
     for name in ("decoder.layers.3.mlp.linear_fc1.weight", "decoder.layers.3.mlp.router.weight", "output_layer.weight"):
-        assert local_name(name) == name
+        assert to_local_name(name) == name

@@ -20,7 +20,7 @@ install()
 from megatron.core import parallel_state  # noqa: E402
 
 from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy  # noqa: E402
-from spiral_mega.policy.megatron.families import Part  # noqa: E402
+from spiral_mega.policy.megatron.families import ShardRange  # noqa: E402
 from spiral_mega.policy.megatron.megatron_policy import MegatronPolicy  # noqa: E402
 from spiral_mega.policy.protocol import Policy  # noqa: E402
 
@@ -57,13 +57,13 @@ def gradients(
     policy = MegatronPolicy(make_config(model, **sections), runtime)
     if adapters is not None:
         whole_factors = {name.replace(".default.", "."): tensor for name, tensor in adapters.items()}
-        policy.shards.trained.load(lambda name, p: whole_factors[name][_index(p)])
+        policy.model.trained.load(lambda name, p: whole_factors[name][_index(p)])
     taken: Tensors = {}
 
     def take_instead_of_stepping(norm: float) -> None:
         taken.clear()
-        whole = {p: _gradient(policy, p) for _, p in policy.shards.trained.owned}
-        taken.update(policy.shards.trained.stream(whole.__getitem__, torch.float32, 2**16))
+        whole = {p: _gradient(policy, p) for _, p in policy.model.trained.local_params}
+        taken.update(policy.model.trained.stream(whole.__getitem__, torch.float32, 2**16))
 
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign]
     results: dict[str, Any] = {"weights": _streamed(policy)}
@@ -120,7 +120,7 @@ def _train(policy: Policy, runtime: Runtime, batches: list[list[TrainingSequence
 
 def _gradient(policy: MegatronPolicy, parameter: torch.nn.Parameter) -> torch.Tensor:
     """The gradient of this rank's `parameter`, of which every replica has a flat share."""
-    optimizer, main, start, stop = policy.optimizer.share(parameter)
+    optimizer, main, start, stop = policy.optimizer.local_shard(parameter)
     whole = torch.zeros(parameter.numel())
     if main is not None:
         whole[start:stop] = main.grad.flatten()
@@ -136,7 +136,7 @@ def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
     return {name: tensor.clone() for name, tensor in tensors}
 
 
-def _index(part: Part) -> tuple[slice, ...]:
+def _index(part: ShardRange) -> tuple[slice, ...]:
     whole = slice(None)
     return {None: (whole,), 0: (slice(part.start, part.stop),), 1: (whole, slice(part.start, part.stop))}[part.dim]
 

@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from spiral_mega.distributed.row_gather import RowGatherer, local_shard
-from spiral_mega.models.tensor_names import checkpoint_tensors
+from spiral_mega.models.tensor_names import to_checkpoint_names
 from spiral_mega.policy.lora import ADAPTER, is_of
 from spiral_mega.policy.weight_buckets import make_buckets
 from spiral_mega.process.heartbeat import heartbeat
@@ -70,7 +70,7 @@ def full_weights(
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     tensors = _stream(_list_entries(model, adapter), gatherer, bucket_bytes, dtype)
-    return checkpoint_tensors(base.config.model_type, tensors)
+    return to_checkpoint_names(base.config.model_type, tensors)
 
 
 def adapter_weights(

@@ -1,12 +1,21 @@
-"""Context parallelism: which rows of a micro-batch each rank of a group computes, and how the ranks complete it.
+"""Context parallelism: partition the rows of a micro-batch among the ranks of a group, and gather what they compute.
 
-Every rank embeds, norms and multiplies its own rows. In the attention it has its own queries and, gathered, all keys
-and values: their gradients are summed back to the ranks whose rows they are. The head computes the log-probs that a
-rank's rows predict; gathered, they are the micro-batch's, from which every rank takes the same loss.
+            rows of the micro-batch | 0 1 | 2 3 | 4 5 | 6 7 |   runs of rows, partitioned at equal cost
+rank 0                              | 0 1 |           | 6 7 |
+rank 1                                    | 2 3 | 4 5 |
+
+on each rank:
+embed, norm, qkv    own rows
+all_gather_kv       keys and values of all rows; the backward pass sums their gradients over the ranks
+attention           own queries against all keys on their paths
+projection, MLP     own rows
+head                log-probs that own rows predict
+gather_logprobs     all log-probs of the micro-batch, from which every rank computes the same loss
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -23,116 +32,139 @@ from spiral_mega.packing.tree import Ints
 from spiral_mega.packing.tree_batch import TreeBatch
 from spiral_mega.packing.tree_layout import TreeLayout
 
-ROUNDS = 16  # runs of rows that a rank has of a micro-batch: more of them balance better, and are shorter
+MAX_RUNS = 16  # of consecutive rows on a rank: more of them balance better, and are shorter
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ContextShard:
     """What this rank of `group` computes of a micro-batch of T rows and U log-probs.
 
-    `batch`: input, positions, attention and head of its own rows. `row_order` [T], `head_order` [U]: where each stands
-    in what the ranks' parts, put one after the other, hold; `head_width`: as how many log-probs every rank's count.
+    `batch`: input, positions, attention and head of its own rows. `row_order` [T], `logprob_order` [U]: where each row
+    and log-prob is in the concatenation of all ranks' parts. `padded_logprobs`: the length to which every rank pads
+    its log-probs.
     """
 
     batch: TreeBatch
     group: dist.ProcessGroup
     row_order: torch.Tensor
-    head_order: torch.Tensor
-    head_width: int
+    logprob_order: torch.Tensor
+    padded_logprobs: int
 
-    def to(self, device: torch.device) -> Share:
-        moved = {name: getattr(self, name).to(device) for name in ("batch", "row_order", "head_order")}
-        return replace(self, **moved)
+    def to(self, device: torch.device) -> ContextShard:
+        return replace(
+            self,
+            batch=self.batch.to(device),
+            row_order=self.row_order.to(device),
+            logprob_order=self.logprob_order.to(device),
+        )
 
-    def whole_keys(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [T, H, D] of all rows from those of each rank; gradients of a row are summed over the
-        ranks."""
+    def all_gather_kv(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather keys and values [T, H, D] of all rows from those of each rank.
+
+        The backward pass sums the gradients of a row over the ranks.
+        """
         if dist.get_world_size(self.group) == 1:
             return k, v
-        mine = torch.cat([k, v], dim=1)
-        every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=True, group=self.group)
-        k, v = every.index_select(0, self.row_order).chunk(2, dim=1)
+        own = torch.cat([k, v], dim=1)
+        gathered = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=True, group=self.group)
+        k, v = gathered.index_select(0, self.row_order).chunk(2, dim=1)
         return k, v
 
-    def whole_head(self, mine: LinearLogprob) -> LinearLogprob:
-        """All U log-probs from those of each rank; every rank has their whole gradient, and keeps that of its own."""
+    def gather_logprobs(self, own: LinearLogprob) -> LinearLogprob:
+        """Gather all U log-probs (and entropies) from those of each rank.
+
+        Every rank has their whole gradient, and the backward pass keeps that of its own.
+        """
         if dist.get_world_size(self.group) == 1:
-            return mine
-        columns = torch.stack([each for each in mine if each is not None], dim=1)
-        columns = F.pad(columns, (0, 0, 0, self.head_width - len(columns)))
-        every = gather_from_sequence_parallel_region(columns, tensor_parallel_output_grad=False, group=self.group)
-        found = every.index_select(0, self.head_order).unbind(1)
-        return LinearLogprob(*found, *[None] * (len(mine) - len(found)))
+            return own
+        columns = torch.stack([each for each in own if each is not None], dim=1)
+        columns = F.pad(columns, (0, 0, 0, self.padded_logprobs - len(columns)))
+        gathered = gather_from_sequence_parallel_region(columns, tensor_parallel_output_grad=False, group=self.group)
+        found = gathered.index_select(0, self.logprob_order).unbind(1)
+        return LinearLogprob(*found, *[None] * (len(own) - len(found)))
 
 
-def share_out(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> Share:
-    """This rank's share of `batch`, whose rows the size of `group` divides; see `deal` and `keys_of_a_head`."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    predicted = batch.logit_indices.numpy()
-    total = batch.input_ids.shape[1]
-    dealt = deal(batch.layout.depth + 1 + head_keys * np.bincount(predicted, minlength=total), ranks)
-    owner, place = np.empty(total, np.int64), np.empty(total, np.int64)
-    for each, rows in enumerate(dealt):
-        owner[rows], place[rows] = each, np.arange(len(rows))
-    mine = torch.from_numpy(dealt[rank])
-    heads = [np.flatnonzero(owner[predicted] == each) for each in range(ranks)]
-    width = max(1, *map(len, heads))
-    head_order = np.empty(len(predicted), np.int64)
-    for each, found in enumerate(heads):
-        head_order[found] = each * width + np.arange(len(found))
-    own = replace(
-        batch,
-        input_ids=batch.input_ids[:, mine],
-        position_ids=batch.position_ids[:, mine],
-        layout=batch.layout.select_queries(dealt[rank]),
-        logit_indices=torch.from_numpy(place[predicted[heads[rank]]]),
-        labels=batch.labels[torch.from_numpy(heads[rank])],
-    )
-    row_order = torch.from_numpy(owner * len(mine) + place)
-    return Share(own, group, row_order, torch.from_numpy(head_order), width)
+def shard_context(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> ContextShard:
+    """Return this rank's shard of `batch`; the size of `group` must divide its number of rows.
 
-
-def deal(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
-    """Rows for each rank, ascending: as many for each, in runs of consecutive rows, and of about the same cost.
-
-    In rounds, each of which gives every rank a run of one length, the dearest to the rank that has the least so far;
-    the most uneven rounds first. `ranks` must divide the number of rows.
+    A row costs the keys that it sees, plus `head_keys` (see head_cost_in_keys) for each log-prob that it predicts.
     """
-    each = len(cost) // ranks
-    bounds = np.linspace(0, each, min(ROUNDS, each) + 1).astype(int).tolist()
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    predicting_rows = batch.logit_indices.numpy()
+    total = batch.input_ids.shape[1]
+    cost = batch.layout.depth + 1 + head_keys * np.bincount(predicting_rows, minlength=total)
+    rows_by_rank = partition_rows(cost, ranks)
+    owner, position = np.empty(total, np.int64), np.empty(total, np.int64)
+    for each, rows in enumerate(rows_by_rank):
+        owner[rows], position[rows] = each, np.arange(len(rows))
+    logprobs_by_rank = [np.flatnonzero(owner[predicting_rows] == each) for each in range(ranks)]
+    width = max(1, *map(len, logprobs_by_rank))
+    own_rows = torch.from_numpy(rows_by_rank[rank])
+    own_logprobs = logprobs_by_rank[rank]
+    own_batch = replace(
+        batch,
+        input_ids=batch.input_ids[:, own_rows],
+        position_ids=batch.position_ids[:, own_rows],
+        layout=batch.layout.select_queries(rows_by_rank[rank]),
+        logit_indices=torch.from_numpy(position[predicting_rows[own_logprobs]]),
+        labels=batch.labels[torch.from_numpy(own_logprobs)],
+    )
+    row_order = torch.from_numpy(owner * len(own_rows) + position)
+    return ContextShard(own_batch, group, row_order, _logprob_order(logprobs_by_rank, width), width)
+
+
+def _logprob_order(logprobs_by_rank: Sequence[Ints], width: int) -> torch.Tensor:
+    """Where each log-prob is in the concatenation of the ranks' log-probs, each padded to `width`."""
+    order = np.empty(sum(map(len, logprobs_by_rank)), np.int64)
+    for rank, logprobs in enumerate(logprobs_by_rank):
+        order[logprobs] = rank * width + np.arange(len(logprobs))
+    return torch.from_numpy(order)
+
+
+def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
+    """Partition rows among ranks: equally many for each, in runs of consecutive rows, and of about the same cost.
+
+    Proceeds in rounds, each of which gives every rank a run of the same length, the most expensive run to the rank
+    with the least cost so far; the most uneven rounds come first. `ranks` must divide the number of rows. Rows of a
+    rank are ascending.
+    """
+    rows_per_rank = len(cost) // ranks
+    bounds = np.linspace(0, rows_per_rank, min(MAX_RUNS, rows_per_rank) + 1).astype(int).tolist()
     rounds = [np.arange(start * ranks, stop * ranks).reshape(ranks, -1) for start, stop in pairwise(bounds)]
     load = np.zeros(ranks)
-    dealt: list[list[Ints]] = [[] for _ in range(ranks)]
+    runs_by_rank: list[list[Ints]] = [[] for _ in range(ranks)]
     for runs in sorted(rounds, key=lambda runs: -float(np.ptp(cost[runs].sum(1)))):
         costs = cost[runs].sum(1)
-        for run, rank in zip(np.argsort(-costs, kind="stable"), np.argsort(load, kind="stable"), strict=True):
-            dealt[rank].append(runs[run])
+        most_expensive, least_loaded = np.argsort(-costs, kind="stable"), np.argsort(load, kind="stable")
+        for run, rank in zip(most_expensive, least_loaded, strict=True):
+            runs_by_rank[rank].append(runs[run])
             load[rank] += costs[run]
-    return [np.sort(np.concatenate(runs)) for runs in dealt]
+    return [np.sort(np.concatenate(runs)) for runs in runs_by_rank]
 
 
-def keys_of_a_head(hf_config: Any) -> float:
-    """How many keys a query must see in every layer to cost as much as one row of the head."""
+def head_cost_in_keys(hf_config: Any) -> float:
+    """Return how many keys a query must see in every layer to cost as much as one row of the head."""
     width = hf_config.num_attention_heads * (getattr(hf_config, "head_dim", None) or 0) or hf_config.hidden_size
     return hf_config.vocab_size * hf_config.hidden_size / (2 * width * hf_config.num_hidden_layers)
 
 
 def pad_rows(batch: TreeBatch, multiple: int) -> TreeBatch:
-    """With rows of no loss after the last, as a path of their own, so that `multiple` divides their number: sequence
-    and context parallelism give every rank as many."""
+    """Append rows without loss, as a path of their own, until `multiple` divides the number of rows.
+
+    Sequence and context parallelism give every rank the same number of rows.
+    """
     length = batch.input_ids.shape[1]
-    if not (more := -length % multiple):
+    padding = -length % multiple
+    if not padding:
         return batch
     depth, subtree_end = batch.layout.depth, batch.layout.subtree_end
-    path = np.arange(more, dtype=depth.dtype)
-    zeros = batch.input_ids.new_zeros(1, more)
+    path = np.arange(padding, dtype=depth.dtype)
+    zeros = batch.input_ids.new_zeros(1, padding)
+    positions = torch.from_numpy(path)[None].to(zeros)
+    path_end = np.full(padding, length + padding, dtype=subtree_end.dtype)
     return replace(
         batch,
         input_ids=torch.cat([batch.input_ids, zeros], dim=1),
-        position_ids=torch.cat([batch.position_ids, torch.from_numpy(path)[None].to(zeros)], dim=1),
-        layout=TreeLayout(
-            np.concatenate([depth, path]),
-            np.concatenate([subtree_end, np.full(more, length + more, dtype=subtree_end.dtype)]),
-            batch.layout.device,
-        ),
+        position_ids=torch.cat([batch.position_ids, positions], dim=1),
+        layout=TreeLayout(np.concatenate([depth, path]), np.concatenate([subtree_end, path_end]), batch.layout.device),
     )

@@ -1,7 +1,20 @@
-"""Which tensors of a Hugging Face checkpoint make up which parameter of megatron-core, family by family.
+"""Map parameters of megatron-core to the Hugging Face tensors that they are made of, by model family.
 
-Tensor parallelism cuts every Hugging Face tensor into equal parts along one dimension; a rank's parameter is made of
-its own parts. So a part is read, sent and saved without its neighbours, and loading never needs a whole parameter.
+    Hugging Face, whole                           megatron-core, tensor parallelism of 2
+
+    q_proj  | g0 | g1 | g2 | g3 |  rows by        rank 0  linear_qkv | q0 k0 v0 | q1 k1 v1 |   "grouped"
+    k_proj  | g0 | g1 | g2 | g3 |  group    ->    rank 1             | q2 k2 v2 | q3 k3 v3 |
+    v_proj  | g0 | g1 | g2 | g3 |
+
+    gate_proj  | a | b |  rows                    rank 0  linear_fc1 | gate a | up a |         "stacked"
+    up_proj    | a | b |                    ->    rank 1             | gate b | up b |
+
+    down_proj  | a | b |  columns           ->    rank 0  linear_fc2 | a |   rank 1  | b |     "one"
+
+    A pipeline stage has whole layers, an expert-parallel rank whole experts, a norm or router is on every rank.
+
+Tensor parallelism cuts every Hugging Face tensor into equal shards along one dimension, and a rank's parameter consists
+of its own shards. So a shard is read, sent and saved without its neighbours, and loading never needs a whole parameter.
 """
 
 from __future__ import annotations
@@ -14,169 +27,211 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from spiral_mega.errors import UserError
+from spiral_mega.models.tensor_names import EMBEDDING, HEAD
 
 Fusion = Literal["one", "stacked", "grouped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Parameter `ours` of megatron-core from the Hugging Face tensors `theirs`.
+class ParamMapping:
+    """Parameter `megatron_name` of megatron-core consists of the Hugging Face tensors `hf_names`.
 
-    `dim`: along which each of `theirs` is cut over tensor-parallel ranks; None: every rank has the whole. `fusion` of
-    the parts: `one`, `stacked` by rows (gate, up), or `grouped`: q, k, v of each group of heads in turn. Layers and
-    experts are numbered over the whole model.
+    `shard_dim`: the dimension along which tensor parallelism cuts each of them; None if every rank has them whole.
+    `fusion` of the shards: `one`, `stacked` by rows (gate, up), or `grouped` (q, k, v of each group of heads in turn).
+    Layers and experts are numbered over the whole model.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
-    dim: int | None = None
+    megatron_name: str
+    hf_names: tuple[str, ...]
+    shard_dim: int | None = None
     fusion: Fusion = "one"
 
-    def named(self, **values: int) -> Entry:
-        """With {layer} and {expert} filled in."""
-        return replace(self, ours=self.ours.format(**values), theirs=tuple(n.format(**values) for n in self.theirs))
+    def at(self, **index: int) -> ParamMapping:
+        """Fill in {layer} and {expert} in all names."""
+        hf_names = tuple(name.format(**index) for name in self.hf_names)
+        return replace(self, megatron_name=self.megatron_name.format(**index), hf_names=hf_names)
 
 
-# transformer-engine's modules hold a norm's weight in the product behind it, and a rank's experts as one module.
-_OF_TRANSFORMER_ENGINE = {
+# transformer-engine's modules hold a norm's weight in the linear behind it, and a rank's experts as one module.
+_TRANSFORMER_ENGINE_NAMES = {
     r"self_attention\.linear_qkv\.layer_norm_weight": "input_layernorm.weight",
     r"mlp\.linear_fc1\.layer_norm_weight": "pre_mlp_layernorm.weight",
     r"mlp\.experts\.(linear_fc[12])\.weight(\d+)": r"mlp.experts.local_experts.\2.\1.weight",
 }
 
 
-def local_name(name: str) -> str:
-    """The name under which megatron-core's local modules, and so the tables, have parameter `name`."""
-    for theirs, ours in _OF_TRANSFORMER_ENGINE.items():
-        name = re.sub(rf"\.{theirs}$", f".{ours}", name)
+def to_local_name(name: str) -> str:
+    """Translate the name of a parameter in transformer-engine's modules to that in megatron-core's "local" ones.
+
+    The tables below use the latter. A name that is the same in both is returned unchanged.
+    """
+    for fused, local in _TRANSFORMER_ENGINE_NAMES.items():
+        name = re.sub(rf"\.{fused}$", f".{local}", name)
     return name
 
 
 class Family(NamedTuple):
-    """The tables of a model family: once, in each layer, in each dense or expert layer's MLP, for each expert."""
+    """Mappings of a model family: of the model, each layer, each dense or MoE layer's MLP, and each expert."""
 
-    model: tuple[Entry, ...]
-    layer: tuple[Entry, ...]
-    dense: tuple[Entry, ...]
-    sparse: tuple[Entry, ...] = ()
-    expert: tuple[Entry, ...] = ()
+    model: tuple[ParamMapping, ...]
+    layer: tuple[ParamMapping, ...]
+    dense: tuple[ParamMapping, ...]
+    moe: tuple[ParamMapping, ...] = ()
+    expert: tuple[ParamMapping, ...] = ()
 
 
-_L, _M = "decoder.layers.{layer}.", "model.layers.{layer}."
+_MEGATRON, _HF = "decoder.layers.{layer}.", "model.layers.{layer}."
+_MEGATRON_EXPERT, _HF_EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}.", _HF + "mlp.experts.{expert}."
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 _MODEL = (
-    Entry("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), 0),
-    Entry("decoder.final_layernorm.weight", ("model.norm.weight",)),
-    Entry("output_layer.weight", ("lm_head.weight",), 0),
+    ParamMapping("embedding.word_embeddings.weight", (EMBEDDING,), 0),
+    ParamMapping("decoder.final_layernorm.weight", ("model.norm.weight",)),
+    ParamMapping("output_layer.weight", (HEAD,), 0),
 )
 _LAYER = (
-    Entry(f"{_L}input_layernorm.weight", (f"{_M}input_layernorm.weight",)),
-    Entry(f"{_L}self_attention.linear_qkv.weight", tuple(f"{_M}self_attn.{n}.weight" for n in _QKV), 0, "grouped"),
-    Entry(f"{_L}self_attention.linear_proj.weight", (f"{_M}self_attn.o_proj.weight",), 1),
-    Entry(f"{_L}pre_mlp_layernorm.weight", (f"{_M}post_attention_layernorm.weight",)),
+    ParamMapping(f"{_MEGATRON}input_layernorm.weight", (f"{_HF}input_layernorm.weight",)),
+    ParamMapping(
+        f"{_MEGATRON}self_attention.linear_qkv.weight",
+        tuple(f"{_HF}self_attn.{proj}.weight" for proj in _QKV),
+        0,
+        "grouped",
+    ),
+    ParamMapping(f"{_MEGATRON}self_attention.linear_proj.weight", (f"{_HF}self_attn.o_proj.weight",), 1),
+    ParamMapping(f"{_MEGATRON}pre_mlp_layernorm.weight", (f"{_HF}post_attention_layernorm.weight",)),
 )
 _QK_NORMS = (
-    Entry(f"{_L}self_attention.q_layernorm.weight", (f"{_M}self_attn.q_norm.weight",)),
-    Entry(f"{_L}self_attention.k_layernorm.weight", (f"{_M}self_attn.k_norm.weight",)),
+    ParamMapping(f"{_MEGATRON}self_attention.q_layernorm.weight", (f"{_HF}self_attn.q_norm.weight",)),
+    ParamMapping(f"{_MEGATRON}self_attention.k_layernorm.weight", (f"{_HF}self_attn.k_norm.weight",)),
 )
 _QKV_BIAS = (
-    Entry(f"{_L}self_attention.linear_qkv.bias", tuple(f"{_M}self_attn.{n}.bias" for n in _QKV), 0, "grouped"),
+    ParamMapping(
+        f"{_MEGATRON}self_attention.linear_qkv.bias",
+        tuple(f"{_HF}self_attn.{proj}.bias" for proj in _QKV),
+        0,
+        "grouped",
+    ),
 )
 _DENSE = (
-    Entry(f"{_L}mlp.linear_fc1.weight", (f"{_M}mlp.gate_proj.weight", f"{_M}mlp.up_proj.weight"), 0, "stacked"),
-    Entry(f"{_L}mlp.linear_fc2.weight", (f"{_M}mlp.down_proj.weight",), 1),
+    ParamMapping(
+        f"{_MEGATRON}mlp.linear_fc1.weight",
+        (f"{_HF}mlp.gate_proj.weight", f"{_HF}mlp.up_proj.weight"),
+        0,
+        "stacked",
+    ),
+    ParamMapping(f"{_MEGATRON}mlp.linear_fc2.weight", (f"{_HF}mlp.down_proj.weight",), 1),
 )
-_SPARSE = (Entry(f"{_L}mlp.router.weight", (f"{_M}mlp.gate.weight",)),)
-_O, _T = _L + "mlp.experts.local_experts.{expert}.", _M + "mlp.experts.{expert}."
+_MOE = (ParamMapping(f"{_MEGATRON}mlp.router.weight", (f"{_HF}mlp.gate.weight",)),)
 _EXPERT = (
-    Entry(f"{_O}linear_fc1.weight", (f"{_T}gate_proj.weight", f"{_T}up_proj.weight"), None, "stacked"),
-    Entry(f"{_O}linear_fc2.weight", (f"{_T}down_proj.weight",)),
+    ParamMapping(
+        f"{_MEGATRON_EXPERT}linear_fc1.weight",
+        (f"{_HF_EXPERT}gate_proj.weight", f"{_HF_EXPERT}up_proj.weight"),
+        None,
+        "stacked",
+    ),
+    ParamMapping(f"{_MEGATRON_EXPERT}linear_fc2.weight", (f"{_HF_EXPERT}down_proj.weight",)),
 )
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(_MODEL, _LAYER, _DENSE),
     "qwen2": Family(_MODEL, (*_LAYER, *_QKV_BIAS), _DENSE),
     "qwen3": Family(_MODEL, (*_LAYER, *_QK_NORMS), _DENSE),
-    "qwen3_moe": Family(_MODEL, (*_LAYER, *_QK_NORMS), _DENSE, _SPARSE, _EXPERT),
+    "qwen3_moe": Family(_MODEL, (*_LAYER, *_QK_NORMS), _DENSE, _MOE, _EXPERT),
 }
 
 
 def family_of(hf_config: Any) -> Family:
-    """The tables for a model of this config; UserError for a family without."""
+    """Return the mappings for a model of this config. Raises UserError for a family that has none."""
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise UserError(
             f"model.path leads to a model of type {hf_config.model_type!r}, which policy.backend 'megatron' does not "
-            f"know (it knows {', '.join(FAMILIES)}): use policy.backend=fsdp"
+            f"support (it supports {', '.join(FAMILIES)}): use policy.backend=fsdp"
         )
     return family
 
 
-def sparse_layers(hf_config: Any) -> list[bool]:
-    """For each layer, whether its MLP is a mixture of experts."""
+def moe_layer_mask(hf_config: Any) -> list[bool]:
+    """Return, for each layer, whether its MLP is a mixture of experts."""
+    count = hf_config.num_hidden_layers
     if not FAMILIES[hf_config.model_type].expert:
-        return [False] * hf_config.num_hidden_layers
+        return [False] * count
     step, dense = hf_config.decoder_sparse_step, set(hf_config.mlp_only_layers or ())
-    return [(i + 1) % step == 0 and i not in dense for i in range(hf_config.num_hidden_layers)]
+    return [(layer + 1) % step == 0 and layer not in dense for layer in range(count)]
 
 
-def model_entries(hf_config: Any, *, tied: bool) -> list[Entry]:
-    """Every entry of the whole model, in the order of its checkpoint. With `tied` the head is made of the embedding."""
+def param_mappings(hf_config: Any, *, tied: bool) -> list[ParamMapping]:
+    """List the mappings of the whole model, in its checkpoint's order. A `tied` head maps to the embedding."""
     family = family_of(hf_config)
     embedding, norm, head = family.model
     if tied:
-        head = replace(head, theirs=embedding.theirs)
-    entries = [embedding]
-    for layer, sparse in enumerate(sparse_layers(hf_config)):
-        entries += [entry.named(layer=layer) for entry in (*family.layer, *(family.sparse if sparse else family.dense))]
-        for expert in range(hf_config.num_experts if sparse else 0):
-            entries += [entry.named(layer=layer, expert=expert) for entry in family.expert]
-    return [*entries, norm, head]
+        head = replace(head, hf_names=embedding.hf_names)
+    mappings = [embedding]
+    for layer, is_moe in enumerate(moe_layer_mask(hf_config)):
+        mlp = family.moe if is_moe else family.dense
+        mappings += [mapping.at(layer=layer) for mapping in (*family.layer, *mlp)]
+        for expert in range(hf_config.num_experts if is_moe else 0):
+            mappings += [mapping.at(layer=layer, expert=expert) for mapping in family.expert]
+    return [*mappings, norm, head]
 
 
-class Part(NamedTuple):
-    """Rows or columns [start, stop) along `dim` of a tensor; the whole where `dim` is None."""
+class ShardRange(NamedTuple):
+    """Rows (`dim` 0) or columns (1) [start, stop) of a Hugging Face tensor; all of it where `dim` is None."""
 
     dim: int | None
     start: int
     stop: int
 
-    def rows(self, shape: Sequence[int]) -> int:
-        """How many rows the part has of a tensor of that shape."""
+    def num_rows(self, shape: Sequence[int]) -> int:
+        """Count the rows of this shard of a tensor of that shape."""
         return self.stop - self.start if self.dim == 0 else shape[0]
 
-
-def part_of(entry: Entry, shape: Sequence[int], rank: int, size: int) -> Part:
-    """What rank `rank` of `size` has of one of `theirs`, whose shape is `shape`. Of a vocabulary that `size` does not
-    divide the last ranks have fewer rows, as DTensor cuts it."""
-    if entry.dim is None:
-        return Part(None, 0, 0)
-    step = -(-shape[entry.dim] // size)
-    return Part(entry.dim, min(rank * step, shape[entry.dim]), min((rank + 1) * step, shape[entry.dim]))
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this shard of a whole tensor, as a view."""
+        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.stop - self.start)
 
 
-class Block(NamedTuple):
-    """Rows [start, start + rows) of the part numbered `part`, which follow one another in the parameter too."""
+def shard_range(mapping: ParamMapping, shape: Sequence[int], rank: int, size: int) -> ShardRange:
+    """Return what tensor-parallel `rank` of `size` has of one of the mapping's Hugging Face tensors, of that shape.
 
-    part: int
+    If `size` does not divide a vocabulary, the last ranks have fewer rows, as with DTensor.
+    """
+    dim = mapping.shard_dim
+    if dim is None:
+        return ShardRange(None, 0, 0)
+    step = -(-shape[dim] // size)
+    return ShardRange(dim, min(rank * step, shape[dim]), min((rank + 1) * step, shape[dim]))
+
+
+class RowBlock(NamedTuple):
+    """Rows [start, start + rows) of shard number `shard`, which are consecutive in the parameter as well."""
+
+    shard: int
     start: int
     rows: int
 
 
-def blocks_of(entry: Entry, rows: Sequence[int], groups: int) -> list[Block]:
-    """The rows of a rank's parameter in order; `rows`: of each of its parts, `groups`: how many groups of heads."""
-    if entry.fusion != "grouped":
-        return [Block(i, 0, n) for i, n in enumerate(rows)]
-    return [Block(i, g * (n // groups), n // groups) for g in range(groups) for i, n in enumerate(rows)]
+def row_blocks(mapping: ParamMapping, rows: Sequence[int], groups: int) -> list[RowBlock]:
+    """List the rows of a rank's parameter in order, as blocks of rows of its shards.
+
+    `rows`: of each of its shards. `groups`: how many groups of heads they hold.
+    """
+    if mapping.fusion != "grouped":
+        return [RowBlock(shard, 0, count) for shard, count in enumerate(rows)]
+    blocks = []
+    for group in range(groups):
+        for shard, count in enumerate(rows):
+            blocks.append(RowBlock(shard, group * (count // groups), count // groups))
+    return blocks
 
 
-def fuse(parts: Sequence[torch.Tensor], blocks: Sequence[Block]) -> torch.Tensor:
-    """A rank's parameter from its parts."""
-    return torch.cat([parts[i][start : start + rows] for i, start, rows in blocks])
+def fuse(shards: Sequence[torch.Tensor], blocks: Sequence[RowBlock]) -> torch.Tensor:
+    """Assemble a rank's parameter from its shards."""
+    return torch.cat([shards[shard][start : start + rows] for shard, start, rows in blocks])
 
 
-def unfuse(parameter: torch.Tensor, blocks: Sequence[Block], part: int) -> torch.Tensor:
-    """The part numbered `part` out of a rank's parameter. What a padded vocabulary has after it is left out."""
-    rows = torch.split(parameter[: sum(block.rows for block in blocks)], [block.rows for block in blocks])
-    return torch.cat([each for each, block in zip(rows, blocks, strict=True) if block.part == part])
+def unfuse(parameter: torch.Tensor, blocks: Sequence[RowBlock], shard: int) -> torch.Tensor:
+    """Extract shard number `shard` from a rank's parameter, without the padding of a vocabulary."""
+    lengths = [block.rows for block in blocks]
+    parts = torch.split(parameter[: sum(lengths)], lengths)
+    return torch.cat([part for part, block in zip(parts, blocks, strict=True) if block.shard == shard])

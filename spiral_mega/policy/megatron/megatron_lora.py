@@ -1,7 +1,13 @@
-"""Low-rank adapters beside megatron-core's parallel linears, cut as these are.
+"""Low-rank adapters on megatron-core's parallel linears, sharded as the linears are.
 
-peft decides which layers are adapted, what their factors are called and how they start; each Hugging Face linear has an
-A and a B of its own, also where megatron-core fuses several. Only what is as narrow as the rank travels between ranks.
+    column-parallel (q, k, v, gate, up, head)            row-parallel (o, down)
+
+    x --W shard--------------------+--> y shard           x shard --W shard-------------------+--> y
+    x --A (whole)--> A x --B shard-^                      x shard --A shard--> sum --B (whole)-^
+                      gather or copy                                 (reduce or reduce-scatter)
+
+peft decides which layers are adapted, how their factors are called and how they start. Each Hugging Face linear has its
+own A and B, also where megatron-core fuses several. Only activations as narrow as the rank travel between ranks.
 """
 
 from __future__ import annotations
@@ -23,186 +29,251 @@ from torch import nn
 from torch.nn import functional as F
 
 from spiral_mega.config import LoraConfig
+from spiral_mega.models.peft_files import factor_names
+from spiral_mega.models.tensor_names import HEAD
 from spiral_mega.policy.lora import ADAPTER, add_lora
-from spiral_mega.policy.megatron.families import Entry
-from spiral_mega.policy.megatron.megatron_weights import HEAD, ShardMap, named_over_model
+from spiral_mega.policy.megatron.families import ParamMapping
+from spiral_mega.policy.megatron.megatron_weights import ShardMap, by_global_name
+from spiral_mega.policy.megatron.parallel_layout import ParallelLayout
 
-ROOT = "base_model.model."
 
+class ShardedFactors(nn.Module):
+    """This rank's shard of the factors A [r, in] and B [out, r] of one Hugging Face linear, in float32."""
 
-class Factors(nn.Module):
-    """A [r, in] and B [out, r] of one Hugging Face linear: this rank's part of them, in float32."""
+    def __init__(
+        self, mapping: ParamMapping, a: torch.Size, b: torch.Size, ranks: int, *, sequence_parallel: bool
+    ) -> None:
+        """Allocate shards of factors of the whole shapes `a` and `b`, on `ranks` tensor-parallel ranks.
 
-    def __init__(self, entry: Entry, a: torch.Size, b: torch.Size, ranks: int, *, sequence_parallel: bool) -> None:
-        """Empty, of the whole shapes `a` and `b`. What is cut as the linear is, and what has a gradient of each rank's
-        rows alone, is marked for the gradient's norm and sum."""
+        The factor that is sharded, and the one whose gradient comes from each rank's own rows only, are marked, so
+        that megatron-core computes the gradient's norm and sum correctly.
+        """
         super().__init__()
-        (rank, columns), (rows, _), device = a, b, torch.cuda.current_device()
-        by_rows = entry.dim == 0
-        columns, rows = (columns, -(-rows // ranks)) if by_rows else (columns // ranks, rows)
+        (rank, columns), (rows, _) = a, b
+        column_parallel = mapping.shard_dim == 0
+        if column_parallel:
+            rows = -(-rows // ranks)
+        else:
+            columns //= ranks
+        device = torch.cuda.current_device()
         self.A = nn.Parameter(torch.empty(rank, columns, dtype=torch.float32, device=device))
         self.B = nn.Parameter(torch.empty(rows, rank, dtype=torch.float32, device=device))
-        cut, whole = (self.B, self.A) if by_rows else (self.A, self.B)
-        set_tensor_model_parallel_attributes(cut, True, entry.dim, 1)
+        sharded, whole = (self.B, self.A) if column_parallel else (self.A, self.B)
+        set_tensor_model_parallel_attributes(sharded, True, mapping.shard_dim, 1)
         whole.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
 
-class LowRank(nn.Module):
-    """scale * B A x for each of the linears that a parallel one is fused of; those without factors add nothing."""
+class ParallelLora(nn.Module):
+    """Adds scale * B A x for each linear that a parallel one is fused of; those without factors add nothing."""
 
     def __init__(
-        self, entry: Entry, rows: Sequence[int], factors: Mapping[str, Factors], weights: ShardMap, scale: float
-    ):
-        """`factors` of some of the entry's tensors, of which this rank's weight has so many `rows`."""
+        self,
+        mapping: ParamMapping,
+        rows: Sequence[int],
+        factors: Mapping[str, ShardedFactors],
+        weights: ShardMap,
+        scale: float,
+    ) -> None:
+        """`factors`: by weight, of some of the mapping's. `rows`: of each weight's shard on this rank."""
         super().__init__()
-        self.entry, self.rows, self.scale, self.off = entry, rows, scale, False
+        self.mapping, self.rows, self.scale, self.disabled = mapping, rows, scale, False
         self.group, self.groups = weights.layout.tensor_group, weights.groups
         for name, each in factors.items():
-            self.add_module(_leaf(name), each)
+            self.add_module(_module_name(name), each)
 
     @property
-    def factors(self) -> list[Factors | None]:
-        """In the order of the entry's tensors."""
-        return [getattr(self, _leaf(name), None) for name in self.entry.theirs]
+    def factors(self) -> list[ShardedFactors | None]:
+        """In the order of the mapping's tensors."""
+        return [getattr(self, _module_name(name), None) for name in self.mapping.hf_names]
 
     def narrow(self, x: torch.Tensor) -> torch.Tensor:
-        """scale * A x of all factors, side by side."""
-        whole = torch.cat([each.A for each in self.factors if each is not None])
-        return self.scale * F.linear(x, whole.to(x.dtype))
+        """Return scale * A x of all factors, concatenated."""
+        a = torch.cat([each.A for each in self.factors if each is not None])
+        return self.scale * F.linear(x, a.to(x.dtype))
 
     def forward(self, x: torch.Tensor, sequence_parallel: bool) -> torch.Tensor:
-        """What the linear, given the same `x`, is to have added to its result."""
-        narrow = self.narrow(x)
-        if self.entry.dim == 0 and sequence_parallel:
-            narrow = gather_from_sequence_parallel_region(narrow, group=self.group)
-        elif self.entry.dim == 0:
-            narrow = copy_to_tensor_model_parallel_region(narrow, group=self.group)
-        elif sequence_parallel:
-            narrow = reduce_scatter_to_sequence_parallel_region(narrow, group=self.group)
-        else:
-            narrow = reduce_from_tensor_model_parallel_region(narrow, group=self.group)
-        inputs = iter(narrow.split([len(each.A) for each in self.factors if each is not None], dim=-1))
-        wide = [
-            narrow.new_zeros(*narrow.shape[:-1], rows) if each is None else F.linear(next(inputs), each.B.to(x.dtype))
-            for rows, each in zip(self.rows, self.factors, strict=True)
-        ]
-        if self.entry.fusion != "grouped":
-            return torch.cat(wide, dim=-1)
-        return torch.cat([part.unflatten(-1, (self.groups, -1)) for part in wide], dim=-1).flatten(-2)
+        """Return what is added to the result that the linear computes from the same `x`."""
+        narrow = self._communicate(self.narrow(x), sequence_parallel)
+        ranks = [len(each.A) for each in self.factors if each is not None]
+        parts = iter(narrow.split(ranks, dim=-1))
+        outputs = []
+        for rows, factors in zip(self.rows, self.factors, strict=True):
+            if factors is None:
+                outputs.append(narrow.new_zeros(*narrow.shape[:-1], rows))
+            else:
+                outputs.append(F.linear(next(parts), factors.B.to(x.dtype)))
+        if self.mapping.fusion != "grouped":
+            return torch.cat(outputs, dim=-1)
+        by_group = [output.unflatten(-1, (self.groups, -1)) for output in outputs]
+        return torch.cat(by_group, dim=-1).flatten(-2)
+
+    def _communicate(self, narrow: torch.Tensor, sequence_parallel: bool) -> torch.Tensor:
+        """Turn A x of this rank's rows or columns into what its shard of B multiplies."""
+        if self.mapping.shard_dim == 0:
+            if sequence_parallel:
+                return gather_from_sequence_parallel_region(narrow, group=self.group)
+            return copy_to_tensor_model_parallel_region(narrow, group=self.group)
+        if sequence_parallel:
+            return reduce_scatter_to_sequence_parallel_region(narrow, group=self.group)
+        return reduce_from_tensor_model_parallel_region(narrow, group=self.group)
 
 
-class LowRankHead(LowRank):
-    """The head's, which linear_logprob multiplies out."""
+class ParallelLoraHead(ParallelLora):
+    """The head's adapter, which kernels.linear_logprob multiplies out."""
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:  # type: ignore[override]
-        """scale * A x [R, r] of `rows` [R, H], and B; None while adapters are off."""
+        """Return scale * A x [R, r] of `rows` [R, H], and B; None while adapters are disabled."""
         (factors,) = self.factors
         assert factors is not None
-        return None if self.off else (self.narrow(rows), factors.B.to(rows.dtype))
+        return None if self.disabled else (self.narrow(rows), factors.B.to(rows.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Those of a model: their shards, by the names of PEFT's files, and by the weight that each belongs to."""
+    """The adapters of a model: their shards, by PEFT's names, and their factors by the weight that each changes."""
 
     shards: ShardMap
-    updates: dict[str, Factors]
+    updates: dict[str, ShardedFactors]
     scale: float
 
-    def merge(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """W + scale * B A in float32, of the rank's part of the Hugging Face tensor `name`; no other rank is asked."""
+    def merge(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Return W + scale * B A in float32, of this rank's shard of the weight `name`; without communication."""
         if name not in self.updates:
-            return part
+            return shard
         factors = self.updates[name]
-        return torch.addmm(part.float(), factors.B.detach()[: len(part)], factors.A.detach(), alpha=self.scale)
+        return torch.addmm(shard.float(), factors.B.detach()[: len(shard)], factors.A.detach(), alpha=self.scale)
 
 
 def adapts_head(lora: LoraConfig | None) -> bool:
-    return lora is not None and _leaf(HEAD) in lora.targets
+    return lora is not None and _module_name(HEAD) in lora.targets
 
 
 def add_adapters(
-    stages: Sequence[Any], twin: Any, entries: Sequence[Entry], lora: LoraConfig, seed: int, weights: ShardMap
+    stages: Sequence[Any], twin: Any, mappings: Sequence[ParamMapping], lora: LoraConfig, seed: int, weights: ShardMap
 ) -> Adapters:
-    """Freeze a rank's stages, of the weights `weights`, and put adapters beside their linears; they alone are trained.
+    """Freeze a rank's `stages`, whose weights are `weights`, and add adapters to their linears. Collective.
 
-    `twin` is the Hugging Face model without weights, in which peft makes the start that every policy has. Collective.
-    Raises UserError for layers that the model lacks.
+    `twin` is the Hugging Face model without weights, in which peft makes the initial factors, the same for every
+    policy. Raises UserError for target layers that the model lacks.
     """
-    starts = _starts(twin, lora, seed)
-    layout, scale = weights.layout, lora.alpha / lora.rank
-    modules = named_over_model(stages, layout, lambda stage: stage.named_modules())
+    initial = _initial_factors(twin, lora, seed)
+    scale = lora.alpha / lora.rank
     for stage in stages:
-        stage.requires_grad_(False)
-        if stage.pre_process and stage.config.recompute_granularity is not None:
-            # Recomputation gives no gradients to a layer none of whose inputs wants one.
-            stage.embedding.register_forward_hook(lambda _, __, output: output.requires_grad_())
-    adapter_entries: list[Entry] = []
-    updates: dict[str, Factors] = {}
-    for entry in entries:
-        owner, adapted = entry.ours.removesuffix(".weight"), [n for n in entry.theirs if _names(n)[0] in starts]
+        _freeze(stage)
+    modules = by_global_name(stages, weights.layout, lambda stage: stage.named_modules())
+    factor_mappings: list[ParamMapping] = []
+    updates: dict[str, ShardedFactors] = {}
+    for mapping in mappings:
+        adapted = [name for name in mapping.hf_names if factor_names(name)[0] in initial]
         for name in adapted:
-            (a, b), ours = _names(name), f"{owner}.lora.{_leaf(name)}"
-            adapter_entries.append(Entry(f"{ours}.A", (a,), 1 if entry.dim == 1 else None))
-            adapter_entries.append(Entry(f"{ours}.B", (b,), 0 if entry.dim == 0 else None))
-        if not adapted or owner not in modules:
-            continue
-        is_head = owner == "output_layer"
-        parallel = stages[0].config.sequence_parallel and not is_head  # the head gets every row
-        shapes = {name: [starts[each].shape for each in _names(name)] for name in adapted}
-        factors = {
-            n: Factors(entry, a, b, layout.tensor_size, sequence_parallel=parallel) for n, (a, b) in shapes.items()
-        }
-        updates |= factors
-        rows = [weights.part(entry, name).rows(weights.shapes[name]) for name in entry.theirs]
-        modules[owner].lora = (LowRankHead if is_head else LowRank)(entry, rows, factors, weights, scale)
-        if not is_head:
-            modules[owner].register_forward_hook(_add)
-    named = named_over_model(stages, layout, lambda stage: stage.named_parameters())
-    parameters = {name: parameter for name, parameter in named.items() if ".lora." in name}
-    shards = ShardMap(parameters, adapter_entries, lambda name: starts[name].shape, layout, groups=1)
-    if left := sorted(starts.keys() - shards.shapes.keys()):
-        raise ValueError(f"no table knows {', '.join(left)}")
-    shards.load(
-        lambda name, p: starts[name] if p.dim is None else starts[name].narrow(p.dim, p.start, p.stop - p.start)
-    )
+            factor_mappings += _factor_mappings(mapping, name)
+        linear = modules.get(_owner(mapping))
+        if adapted and linear is not None:
+            updates |= _attach(linear, mapping, adapted, initial, weights, scale)
+    shards = _load_factors(stages, factor_mappings, initial, weights.layout)
     return Adapters(shards, updates, scale)
 
 
-def _add(linear: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
-    """Hook of a parallel linear: its result, and the bias that it leaves to the caller."""
+def _freeze(stage: Any) -> None:
+    stage.requires_grad_(False)
+    if stage.pre_process and stage.config.recompute_granularity is not None:
+        # Recomputation gives no gradients to a layer none of whose inputs requires one.
+        stage.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+
+
+def _factor_mappings(mapping: ParamMapping, name: str) -> list[ParamMapping]:
+    """Map the factors of the weight `name`, one of the mapping's, to PEFT's names."""
+    name_a, name_b = factor_names(name)
+    path = f"{_owner(mapping)}.lora.{_module_name(name)}"
+    return [
+        ParamMapping(f"{path}.A", (name_a,), 1 if mapping.shard_dim == 1 else None),
+        ParamMapping(f"{path}.B", (name_b,), 0 if mapping.shard_dim == 0 else None),
+    ]
+
+
+def _attach(
+    linear: Any,
+    mapping: ParamMapping,
+    adapted: Sequence[str],
+    initial: Mapping[str, torch.Tensor],
+    weights: ShardMap,
+    scale: float,
+) -> dict[str, ShardedFactors]:
+    """Give a parallel linear empty factors for the `adapted` ones of its weights; return them by weight."""
+    is_head = _owner(mapping) == "output_layer"
+    sequence_parallel = linear.config.sequence_parallel and not is_head  # the head gets every row
+    factors = {}
+    for name in adapted:
+        a, b = (initial[factor].shape for factor in factor_names(name))
+        factors[name] = ShardedFactors(mapping, a, b, weights.layout.tensor_size, sequence_parallel=sequence_parallel)
+    rows = [weights.shard(mapping, name).num_rows(weights.shapes[name]) for name in mapping.hf_names]
+    if is_head:
+        linear.lora = ParallelLoraHead(mapping, rows, factors, weights, scale)
+    else:
+        linear.lora = ParallelLora(mapping, rows, factors, weights, scale)
+        linear.register_forward_hook(_add_update)
+    return factors
+
+
+def _load_factors(
+    stages: Sequence[Any],
+    mappings: Sequence[ParamMapping],
+    initial: Mapping[str, torch.Tensor],
+    layout: ParallelLayout,
+) -> ShardMap:
+    """Fill the factors of the stages from the `initial` whole ones. Collective."""
+    named = by_global_name(stages, layout, lambda stage: stage.named_parameters())
+    parameters = {name: parameter for name, parameter in named.items() if ".lora." in name}
+    shards = ShardMap(parameters, mappings, lambda name: initial[name].shape, layout, groups=1)
+    if unmapped := sorted(initial.keys() - shards.shapes.keys()):
+        raise ValueError(f"no mapping for {', '.join(unmapped)}")
+    shards.load(lambda name, shard: shard.of(initial[name]))
+    return shards
+
+
+def _add_update(
+    linear: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]
+) -> tuple[torch.Tensor, Any]:
+    """Forward hook of a parallel linear, which returns its result and the bias that it leaves to the caller."""
     result, bias = output
-    return (result if linear.lora.off else result + linear.lora(inputs[0], linear.sequence_parallel)), bias
+    if linear.lora.disabled:
+        return result, bias
+    return result + linear.lora(inputs[0], linear.sequence_parallel), bias
 
 
-def _starts(twin: Any, lora: LoraConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Whole factors by the names of PEFT's files, as peft starts them. Weights of the twin become a single zero each,
-    seen from everywhere, so that peft finds them on the CPU."""
+def _initial_factors(twin: Any, lora: LoraConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Return whole factors by PEFT's names, as peft initializes them.
+
+    Each weight of the twin becomes one zero that is expanded to its shape, so that peft finds it on the CPU.
+    """
     for module in twin.modules():
         if isinstance(module, nn.Linear):
             module.weight = nn.Parameter(torch.zeros(()).expand(module.weight.shape), requires_grad=False)
-    named = add_lora(twin, lora, seed).named_parameters()
-    return {name.replace(f".{ADAPTER}.weight", ".weight"): p.detach() for name, p in named if ".lora_" in name}
+    factors = {}
+    for name, parameter in add_lora(twin, lora, seed).named_parameters():
+        if ".lora_" in name:
+            factors[name.replace(f".{ADAPTER}.weight", ".weight")] = parameter.detach()
+    return factors
 
 
-def _names(weight: str) -> tuple[str, str]:
-    """PEFT's names of A and B of a Hugging Face weight."""
-    layer = ROOT + weight.removesuffix(".weight")
-    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+def _owner(mapping: ParamMapping) -> str:
+    """The module of megatron-core that has the mapping's parameter."""
+    return mapping.megatron_name.removesuffix(".weight")
 
 
-def _leaf(weight: str) -> str:
+def _module_name(weight: str) -> str:
+    """The last part of the name of the module that has a weight, such as q_proj."""
     return weight.split(".")[-2]
 
 
 @contextmanager
 def adapters_off(stages: Sequence[nn.Module]) -> Iterator[None]:
-    """Those of `stages` contribute nothing meanwhile."""
-    layers = [module for stage in stages for module in stage.modules() if isinstance(module, LowRank)]
+    """Disable the adapters of `stages` within this block."""
+    layers = [module for stage in stages for module in stage.modules() if isinstance(module, ParallelLora)]
     try:
         for layer in layers:
-            layer.off = True
+            layer.disabled = True
         yield
     finally:
         for layer in layers:
-            layer.off = False
+            layer.disabled = False

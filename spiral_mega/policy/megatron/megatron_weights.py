@@ -1,4 +1,11 @@
-"""Weights between Hugging Face checkpoints and the shards of megatron-core, one tensor at a time."""
+"""Load a Hugging Face checkpoint into the shards of megatron-core, and stream whole tensors out of them.
+
+Which rows or columns of which tensor a rank has is the business of families.py. For streaming, each shard of a tensor
+is broadcast by the lowest rank that has it:
+
+    rank 0  | shard a |          broadcast by 0          | shard a | shard b |   on every rank,
+    rank 1            | shard b |  broadcast by 1   ->   | shard a | shard b |   by Hugging Face name
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,171 +23,233 @@ from safetensors import safe_open
 from torch import nn
 
 from spiral_mega.distributed.collectives import gather_objects
+from spiral_mega.models.safetensors_files import INDEX
+from spiral_mega.models.tensor_names import EMBEDDING, HEAD
 from spiral_mega.policy.megatron.families import (
-    Block,
-    Entry,
-    Part,
-    blocks_of,
+    ParamMapping,
+    RowBlock,
+    ShardRange,
     fuse,
-    local_name,
-    part_of,
+    row_blocks,
+    shard_range,
+    to_local_name,
     unfuse,
 )
-from spiral_mega.policy.megatron.parallel_layout import Layout
+from spiral_mega.policy.megatron.parallel_layout import ParallelLayout
 from spiral_mega.policy.weight_buckets import make_buckets
 
-Value = Callable[[nn.Parameter], torch.Tensor]
-Change = Callable[[str, torch.Tensor], torch.Tensor]
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ValueOf = Callable[[nn.Parameter], torch.Tensor]
+Transform = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-class CheckpointReader:
-    """The tensors of a Hugging Face checkpoint in safetensors, read part by part. Raises ValueError for other forms.
+class ShardReader:
+    """Reads shards of the tensors in a Hugging Face checkpoint in safetensors.
 
-    With `tied` the head's are the embedding's, whatever the files hold.
+    With `tied` the head is read from the embedding, whatever the files hold. Raises ValueError if there are no
+    safetensors.
     """
 
     def __init__(self, path: str, *, tied: bool) -> None:
         folder = Path(path)
         if not folder.is_dir():
             folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.safetensors.index.json"]))
-        index = folder / "model.safetensors.index.json"
+        index = folder / INDEX
         if index.exists():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         else:
-            names = [file.name for file in folder.glob("*.safetensors")]
-        if not names:
+            files = [file.name for file in folder.glob("*.safetensors")]
+        if not files:
             raise ValueError(f"{folder} holds no .safetensors")
         self._stack = ExitStack()
-        files = [self._stack.enter_context(safe_open(folder / name, "pt")) for name in names]
-        self._slices = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+        self._slices: dict[str, Any] = {}
+        for name in files:
+            file = self._stack.enter_context(safe_open(folder / name, "pt"))
+            self._slices |= {tensor: file.get_slice(tensor) for tensor in file.keys()}  # noqa: SIM118 (not a dict)
         if tied and EMBEDDING in self._slices:
             self._slices[HEAD] = self._slices[EMBEDDING]
 
     def shape(self, name: str) -> list[int]:
+        """Return the shape of a whole tensor. Raises ValueError if there is none of that name."""
         if name not in self._slices:
             raise ValueError(f"no {name} in its files")
         return self._slices[name].get_shape()
 
-    def read(self, name: str, part: Part) -> torch.Tensor:
+    def read(self, name: str, shard: ShardRange) -> torch.Tensor:
         tensor = self._slices[name]
-        if part.dim is None:
+        if shard.dim is None:
             return tensor[:]
-        return tensor[part.start : part.stop] if part.dim == 0 else tensor[:, part.start : part.stop]
+        rows = slice(shard.start, shard.stop)
+        return tensor[rows] if shard.dim == 0 else tensor[:, rows]
 
     def close(self) -> None:
         self._stack.close()
 
 
-class ShardMap:
-    """This rank's parameters by the entries of the family's table, and which rank has which part of what.
+class LocalParam(NamedTuple):
+    """A parameter of this rank, and how it maps to Hugging Face tensors."""
 
-    Of `parameters` (see named_over_model), each must have an entry. `groups`: of heads on a rank. With `tied` the
-    embedding is streamed under the head's name too.
-    """
+    mapping: ParamMapping
+    parameter: nn.Parameter
+
+
+class _LocalShard(NamedTuple):
+    """This rank's shard of a Hugging Face tensor: shard number `index` of a parameter."""
+
+    mapping: ParamMapping
+    parameter: nn.Parameter
+    index: int
+
+
+class _Receiving(NamedTuple):
+    """A broadcast in progress, of one shard into `buffer`."""
+
+    work: Any
+    shard: ShardRange
+    buffer: torch.Tensor
+
+
+class _Gathering(NamedTuple):
+    """A whole tensor that is being filled with its shards."""
+
+    name: str
+    whole: torch.Tensor
+    receiving: list[_Receiving]
+
+    def wait(self) -> torch.Tensor:
+        for work, shard, buffer in self.receiving:
+            work.wait()
+            if shard.dim == 1:
+                self.whole[:, shard.start : shard.stop] = buffer
+        return self.whole
+
+
+class ShardMap:
+    """Maps this rank's parameters to shards of Hugging Face tensors, and knows which rank broadcasts which shard."""
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        entries: Sequence[Entry],
-        shapes: Callable[[str], Sequence[int]],
-        layout: Layout,
+        mappings: Sequence[ParamMapping],
+        shape_of: Callable[[str], Sequence[int]],
+        layout: ParallelLayout,
         groups: int,
         *,
         tied: bool = False,
     ) -> None:
-        self.layout, self.entries, self.groups, self.tied = layout, entries, groups, tied
-        self.shapes = {name: tuple(shapes(name)) for entry in self.entries for name in entry.theirs}
-        self._firsts = {name: entry.ours for entry in reversed(self.entries) for name in entry.theirs}
-        self.owned = [(entry, parameters[entry.ours]) for entry in self.entries if entry.ours in parameters]
-        if strange := sorted(parameters.keys() - {entry.ours for entry in entries}):
-            raise ValueError(f"no table knows {', '.join(strange)}")
-        self._places = {
-            name: (entry, parameter, i) for entry, parameter in self.owned for i, name in enumerate(entry.theirs)
-        }
-        mine = {name: self.part(entry, name) for name, (entry, _, _) in self._places.items()}
-        self._senders: dict[str, dict[Part, int]] = {name: {} for name in self.shapes}
-        for rank, parts in enumerate(gather_objects(mine)):
-            for name, part in parts.items():
-                self._senders[name].setdefault(part, rank)
+        """Collective. Raises ValueError for a parameter that has no mapping.
 
-    def load(self, read: Callable[[str, Part], torch.Tensor]) -> None:
-        """Fill every parameter of this rank; the padding of the vocabulary with zeros."""
-        for entry, parameter in self.owned:
-            parts = [read(name, self.part(entry, name)) for name in entry.theirs]
-            whole = fuse(parts, self.blocks(entry))
+        `parameters`: this rank's, by global name (see by_global_name). `mappings`: of the whole model. `shape_of`: of
+        a whole Hugging Face tensor. `groups`: of heads on a rank. With `tied` the embedding is streamed under the
+        head's name too.
+        """
+        self.layout, self.groups, self.tied = layout, groups, tied
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._sources: dict[str, str] = {}  # the first parameter of megatron-core that a tensor maps to
+        for mapping in mappings:
+            for name in mapping.hf_names:
+                self.shapes[name] = tuple(shape_of(name))
+                self._sources.setdefault(name, mapping.megatron_name)
+        self.local_params = [
+            LocalParam(mapping, parameters[mapping.megatron_name])
+            for mapping in mappings
+            if mapping.megatron_name in parameters
+        ]
+        if unknown := sorted(parameters.keys() - {mapping.megatron_name for mapping in mappings}):
+            raise ValueError(f"no mapping for {', '.join(unknown)}")
+        self._local_shards: dict[str, _LocalShard] = {}
+        for mapping, parameter in self.local_params:
+            for index, name in enumerate(mapping.hf_names):
+                self._local_shards[name] = _LocalShard(mapping, parameter, index)
+        self._senders = self._find_senders()
+
+    def load(self, read: Callable[[str, ShardRange], torch.Tensor]) -> None:
+        """Fill every parameter of this rank; the padding of a vocabulary becomes zero."""
+        for mapping, parameter in self.local_params:
+            shards = [read(name, self.shard(mapping, name)) for name in mapping.hf_names]
+            value = fuse(shards, self.row_blocks(mapping))
             parameter.data.zero_()
-            parameter.data[: len(whole)].copy_(whole)
+            parameter.data[: len(value)].copy_(value)
 
     def stream(
-        self, value: Value, dtype: torch.dtype, bucket_bytes: int, change: Change | None = None
+        self, value_of: ValueOf, dtype: torch.dtype, bucket_bytes: int, transform: Transform | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by Hugging Face name, of `value` of each parameter, in `dtype`; a tied head under both names.
+        """Yield whole tensors by Hugging Face name, of `value_of` each parameter, in `dtype`.
 
-        At most `bucket_bytes` are gathered at once, or one tensor if that is larger. `change`, given a tensor's name
-        and a rank's part of it, returns what is sent. Collective: every rank must iterate to the end, and gets all.
+        A tied head is yielded under both names. At most `bucket_bytes` are gathered at once, or one tensor if that is
+        larger. `transform`, given a tensor's name and a rank's shard of it, returns what is broadcast. Collective:
+        every rank must iterate to the end, and gets all tensors.
         """
         for bucket in make_buckets(self.shapes, partial(self._num_bytes, dtype=dtype), bucket_bytes):
-            gathered = [(name, *self._send(name, value, dtype, change)) for name in bucket]
-            for name, whole, pending in gathered:
-                for work, part, buffer in pending:
-                    work.wait()
-                    if part.dim == 1:
-                        whole[:, part.start : part.stop] = buffer
-                yield name, whole
-                if self.tied and name == EMBEDDING:
+            gathering = [self._start_gathering(name, value_of, dtype, transform) for name in bucket]
+            for each in gathering:
+                whole = each.wait()
+                yield each.name, whole
+                if self.tied and each.name == EMBEDDING:
                     yield HEAD, whole
 
-    def _send(
-        self, name: str, value: Value, dtype: torch.dtype, change: Change | None
-    ) -> tuple[torch.Tensor, list[Any]]:
-        """The tensor that is being filled, and what it waits for: each part from the rank that sends it."""
-        device = self.owned[0][1].device
+    def is_source(self, mapping: ParamMapping, name: str) -> bool:
+        """Whether a tensor is saved from this mapping's parameter; not from a tied head's copy on the last stage."""
+        return self._sources[name] == mapping.megatron_name
+
+    def shard(self, mapping: ParamMapping, name: str) -> ShardRange:
+        """Return what this rank has of the Hugging Face tensor `name`, one of the mapping's."""
+        return shard_range(mapping, self.shapes[name], self.layout.tensor_rank, self.layout.tensor_size)
+
+    def row_blocks(self, mapping: ParamMapping) -> list[RowBlock]:
+        """List the rows of this rank's parameter in order."""
+        rows = [self.shard(mapping, name).num_rows(self.shapes[name]) for name in mapping.hf_names]
+        return row_blocks(mapping, rows, self.groups)
+
+    def _find_senders(self) -> dict[str, dict[ShardRange, int]]:
+        """For each tensor and shard, the lowest rank that has it. Collective."""
+        own_shards = {name: self.shard(local.mapping, name) for name, local in self._local_shards.items()}
+        senders: dict[str, dict[ShardRange, int]] = {name: {} for name in self.shapes}
+        for rank, shards in enumerate(gather_objects(own_shards)):
+            for name, shard in shards.items():
+                senders[name].setdefault(shard, rank)
+        return senders
+
+    def _start_gathering(
+        self, name: str, value_of: ValueOf, dtype: torch.dtype, transform: Transform | None
+    ) -> _Gathering:
+        """Allocate a whole tensor, and start the broadcasts that fill it."""
+        device = self.local_params[0].parameter.device
         whole = torch.empty(self.shapes[name], dtype=dtype, device=device)
-        mine: torch.Tensor | None = None
-        if dist.get_rank() in self._senders[name].values():
-            entry, parameter, i = self._places[name]
-            mine = unfuse(value(parameter), self.blocks(entry), i)
-            mine = mine if change is None else change(name, mine)
-        pending = []
-        for part, sender in self._senders[name].items():
-            buffer = whole if part.dim is None else whole[part.start : part.stop]
-            if part.dim == 1:  # columns travel as a block of their own
-                buffer = torch.empty(whole.shape[0], part.stop - part.start, dtype=dtype, device=device)
+        own_rank, senders = dist.get_rank(), self._senders[name]
+        own_value: torch.Tensor | None = None
+        if own_rank in senders.values():
+            mapping, parameter, index = self._local_shards[name]
+            own_value = unfuse(value_of(parameter), self.row_blocks(mapping), index)
+            own_value = own_value if transform is None else transform(name, own_value)
+        receiving = []
+        for shard, sender in senders.items():
+            buffer = whole if shard.dim is None else whole[shard.start : shard.stop]
+            if shard.dim == 1:  # columns are not contiguous: they travel in a buffer of their own
+                buffer = torch.empty(whole.shape[0], shard.stop - shard.start, dtype=dtype, device=device)
             if not buffer.numel():
                 continue
-            if sender == dist.get_rank():
-                assert mine is not None
-                buffer.copy_(mine)
-            pending.append((dist.broadcast(buffer, sender, async_op=True), part, buffer))
-        return whole, pending
+            if sender == own_rank:
+                assert own_value is not None
+                buffer.copy_(own_value)
+            receiving.append(_Receiving(dist.broadcast(buffer, sender, async_op=True), shard, buffer))
+        return _Gathering(name, whole, receiving)
 
     def _num_bytes(self, name: str, dtype: torch.dtype) -> int:
         return torch.Size(self.shapes[name]).numel() * dtype.itemsize
 
-    def is_first(self, entry: Entry, name: str) -> bool:
-        """Whether `entry` is what gives `name` to others; a tied head's copy on the last stage is not."""
-        return self._firsts[name] == entry.ours
 
-    def part(self, entry: Entry, name: str) -> Part:
-        """What this rank has of the Hugging Face tensor `name`, one of `entry.theirs`."""
-        return part_of(entry, self.shapes[name], self.layout.tensor_rank, self.layout.tensor_size)
-
-    def blocks(self, entry: Entry) -> list[Block]:
-        """The rows of this rank's parameter in order."""
-        return blocks_of(entry, [self.part(entry, n).rows(self.shapes[n]) for n in entry.theirs], self.groups)
-
-
-def named_over_model(
-    stages: Sequence[Any], layout: Layout, named: Callable[[Any], Iterable[tuple[str, Any]]]
+def by_global_name(
+    stages: Sequence[Any], layout: ParallelLayout, named: Callable[[Any], Iterable[tuple[str, Any]]]
 ) -> dict[str, Any]:
-    """What `named` finds in each of a rank's stages (parameters, or modules), by the names of the tables: layers and
-    experts are numbered over the whole model, not over this rank."""
+    """Collect what `named` lists of each of a rank's stages (parameters or modules), by the names in the mappings.
+
+    These number layers and experts over the whole model, whereas megatron-core numbers those of a stage or rank.
+    """
     found = {}
     for stage in stages:
         layers = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(stage.decoder.layers)}
         for name, each in named(stage):
-            words = local_name(name).split(".")
+            words = to_local_name(name).split(".")
             if words[:2] == ["decoder", "layers"] and len(words) > 2:
                 words[2] = layers[words[2]]
             if "local_experts" in words[:-1]:

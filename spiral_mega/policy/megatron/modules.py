@@ -1,4 +1,4 @@
-"""The modules of our own in megatron-core's layers: tree attention, and an RMSNorm for sequence parallelism."""
+"""Modules that replace megatron-core's own in its layers: tree attention, and RMSNorm as transformers rounds it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from spiral_mega.packing.attention import BACKENDS, Backend
 from spiral_mega.packing.varlen import ScoreMod
-from spiral_mega.policy.megatron.context_parallel import Share
+from spiral_mega.policy.megatron.context_parallel import ContextShard
 
-# Where transformer-engine is not installed, 0.16.1 asks for this name without ever having defined it.
+# Without transformer-engine, megatron-core 0.16.1 reads this name but never defines it.
 vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 class RmsNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps), computed in float32 and rounded where transformers rounds.
+    """Computes weight * x / sqrt(mean(x^2) + eps) in float32, rounded where transformers rounds.
 
-    Under sequence parallelism each rank norms its own rows; the weight says so, and its gradient is summed over ranks.
+    Under sequence parallelism each rank normalizes its own rows. The weight is marked for that, so that megatron-core
+    sums its gradient over the ranks.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
@@ -42,24 +43,24 @@ class RmsNorm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class TreeParams:
-    """What attention has to know of a micro-batch: who sees whom, and the rotation of each row (cos, sin [Q, D]).
+    """What attention needs to know about a micro-batch: its tree, and the rotation of each row (cos, sin [Q, D]).
 
-    It takes the place of megatron-core's PackedSeqParams, of which the layers read the format only.
+    Passed in place of megatron-core's PackedSeqParams, of which the layers read only `qkv_format`.
     """
 
-    share: Share
+    shard: ContextShard
     cos: torch.Tensor
     sin: torch.Tensor
     qkv_format: str = "sbhd"
 
 
 class TreeAttention(nn.Module):
-    """Core attention along the paths of token trees, of this rank's heads; rotary embedding by depth included."""
+    """Core attention along the paths of token trees, for this rank's heads; applies rotary embedding by depth."""
 
     def __init__(self, config: TransformerConfig, *_: Any, backend: Backend, **__: Any) -> None:
         super().__init__()
         assert config.kv_channels is not None
-        self.backend, self.form = backend, ScoreMod(config.kv_channels**-0.5)
+        self.backend, self.score_mod = backend, ScoreMod(config.kv_channels**-0.5)
 
     def forward(
         self,
@@ -70,20 +71,23 @@ class TreeAttention(nn.Module):
         packed_seq_params: TreeParams,
         **__: Any,
     ) -> torch.Tensor:
-        """query [Q, 1, Hq, D], key and value [Q, 1, Hkv, D] of this rank's rows -> [Q, 1, Hq * D]."""
+        """Attend from query [Q, 1, Hq, D] to key and value [Q, 1, Hkv, D] of this rank's rows -> [Q, 1, Hq * D]."""
         tree = packed_seq_params
         q, k = apply_rotary_pos_emb(query[:, 0], key[:, 0], tree.cos, tree.sin, unsqueeze_dim=1)
-        k, v = tree.share.whole_keys(k, value[:, 0])
-        out = self.backend(q, k, v, None, tree.share.batch.layout, self.form)
+        k, v = tree.shard.all_gather_kv(k, value[:, 0])
+        out = self.backend(q, k, v, None, tree.shard.batch.layout, self.score_mod)
         return out.flatten(1)[:, None]
 
 
 def decoder_spec(
     config: TransformerConfig, attention: str, virtual_stage: int | None, *, transformer_engine: bool
 ) -> TransformerBlockSubmodules:
-    """A stage's layers of megatron-core's "local" modules or transformer-engine's, with tree attention, and the local
-    ones with the norm above. `attention` as in BACKENDS; `virtual_stage`: which of this rank's stages, None where it
-    has one."""
+    """Specify a stage's layers, with tree attention.
+
+    They are made of transformer-engine's modules, or else of megatron-core's "local" ones with the norm above.
+    `attention` is a key of BACKENDS; `virtual_stage` is the number of the stage on this rank, None if it is the only
+    one.
+    """
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=virtual_stage
     )

@@ -1,8 +1,12 @@
-"""megatron-core's process groups, and where this rank stands in them."""
+"""megatron-core's process groups, and this rank's place in them.
+
+8 ranks, tensor_parallel 2, pipeline_parallel 2         replica 0       replica 1
+                                               stage 0  rank 0, 1       rank 2, 3
+                                               stage 1  rank 4, 5       rank 6, 7
+"""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -13,15 +17,13 @@ from spiral_mega.config import MegatronConfig
 from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.errors import UserError
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """This rank among those that share a replica of the model, and among the replicas.
+class ParallelLayout:
+    """This rank's place among those that share a replica of the model, and among the replicas.
 
     A replica is tensor_parallel x context_parallel x pipeline_parallel ranks that work on the same micro-batches.
-    Experts are spread over expert_parallel ranks of a stage, each whole, whatever tensor_parallel is.
+    Experts are spread over expert_parallel ranks of a stage, each expert whole, whatever tensor_parallel is.
     """
 
     tensor_rank: int
@@ -44,13 +46,16 @@ class Layout:
         return parallel_state.get_context_parallel_group()
 
     @property
-    def speaks(self) -> bool:
+    def is_loss_rank(self) -> bool:
         """Whether this rank is the one of its replica that has the loss and counts it."""
         return self.last_stage and self.tensor_rank == self.context_rank == 0
 
 
-def start_layout(config: MegatronConfig, seed: int) -> Layout:
-    """Form the groups; those of an earlier layout in this process are given up. Collective."""
+def init_layout(config: MegatronConfig, seed: int) -> ParallelLayout:
+    """Create the process groups, after destroying those of an earlier layout in this process. Collective.
+
+    Raises UserError without a GPU.
+    """
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
     try:
@@ -69,12 +74,9 @@ def start_layout(config: MegatronConfig, seed: int) -> Layout:
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed % 2**31)  # its layers draw from it, though none drops out
+    tensor_parallel.model_parallel_cuda_manual_seed(seed % 2**31)  # its layers draw from it, though dropout is off
     replica = parallel_state.get_data_parallel_rank()
-    members: dict[int, list[int]] = {}
-    for rank, each in enumerate(gather_objects(replica)):
-        members.setdefault(each, []).append(rank)
-    return Layout(
+    return ParallelLayout(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_size=parallel_state.get_tensor_model_parallel_world_size(),
         context_rank=parallel_state.get_context_parallel_rank(),
@@ -84,5 +86,14 @@ def start_layout(config: MegatronConfig, seed: int) -> Layout:
         first_stage=parallel_state.is_pipeline_first_stage(),
         last_stage=parallel_state.is_pipeline_last_stage(),
         replica=replica,
-        replica_group=dist.new_subgroups_by_enumeration(list(members.values()))[0],  # type: ignore[no-untyped-call]
+        replica_group=_replica_group(replica),
     )
+
+
+def _replica_group(replica: int) -> dist.ProcessGroup:
+    """Create a group of the ranks that have the same `replica` number. Collective."""
+    members: dict[int, list[int]] = {}
+    for rank, each in enumerate(gather_objects(replica)):
+        members.setdefault(each, []).append(rank)
+    own_group, _ = dist.new_subgroups_by_enumeration(list(members.values()))  # type: ignore[no-untyped-call]
+    return own_group

@@ -1,4 +1,4 @@
-"""megatron-core's configuration of a Hugging Face model."""
+"""Translate a Hugging Face config to megatron-core's."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional as F
 
 from spiral_mega.config import Config, MegatronConfig
-from spiral_mega.policy.megatron.families import sparse_layers
+from spiral_mega.policy.megatron.families import moe_layer_mask
 
 
 def transformer_config(hf: Any, config: Config) -> TransformerConfig:
-    """What megatron-core is to build, per-token losses and all; nothing is dropped out."""
+    """Return megatron-core's config of the model, with per-token losses and without dropout."""
     layout, policy = config.policy.megatron, config.policy
     dtype = getattr(torch, policy.param_dtype)
-    sparse = sparse_layers(hf)
+    moe_layers = moe_layer_mask(hf)
     experts: dict[str, Any] = {}
-    if any(sparse):
+    if any(moe_layers):
         experts = {
             "num_moe_experts": hf.num_experts,
             "moe_ffn_hidden_size": hf.moe_intermediate_size,
-            "moe_layer_freq": [int(kind) for kind in sparse],
+            "moe_layer_freq": [int(is_moe) for is_moe in moe_layers],
             "moe_router_topk": hf.num_experts_per_tok,
             "moe_router_pre_softmax": not hf.norm_topk_prob,
             "moe_router_load_balancing_type": "none",
@@ -32,9 +32,9 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         }
     pipeline: dict[str, Any] = {}
     if layout.pipeline_parallel > 1:
-        pipeline = {"pipeline_model_parallel_layout": _stages(hf.num_hidden_layers, layout)}
+        pipeline = {"pipeline_model_parallel_layout": _pipeline_layout(hf.num_hidden_layers, layout)}
     if layout.virtual_stages > 1:
-        # Messages one by one: in batches, stages that send to each other at once would wait for each other.
+        # Send one by one: in batches, stages that send to each other at the same time would deadlock.
         pipeline |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     recompute: dict[str, Any] = {}
     if policy.activation_checkpointing:
@@ -64,13 +64,13 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        # Every weight is read from a file. Left out altogether, initialization would not mark the parameters as cut,
-        # and the gradient's norm would be wrong.
+        # Every weight is read from a file. Initialization must run all the same: it marks the sharded parameters, which
+        # the gradient's norm depends on.
         init_method=_keep,
         output_layer_init_method=_keep,
         embedding_init_method=_keep,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # the default refuses the line above, even where there are no experts
+        moe_token_dispatcher_type="alltoall",  # the default refuses the line above, even without experts
         calculate_per_token_loss=True,
         **experts,
         **pipeline,
@@ -78,9 +78,11 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
     )
 
 
-def _stages(layers: int, layout: MegatronConfig) -> list[list[str]]:
-    """What each stage holds, in the order of the model. The first have a layer more, where they cannot be equal: the
-    last has the head."""
+def _pipeline_layout(layers: int, layout: MegatronConfig) -> list[list[str]]:
+    """List what each stage holds, in the order of the model.
+
+    If stages cannot be equal, the first ones have one layer more, since the last has the head.
+    """
     count = layout.pipeline_parallel * layout.virtual_stages
     stages = [["decoder"] * ((layers + count - 1 - stage) // count) for stage in range(count)]
     return [["embedding", *stages[0]], *stages[1:-1], [*stages[-1], "loss"]]
