@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spiral_mega.models.dimensions import Sizes
+from spiral_mega.models.dimensions import ModelSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +19,27 @@ class Work:
         return Work(self.tokens + other.tokens, self.head_tokens + other.head_tokens, self.pairs + other.pairs)
 
 
-def linear(sizes: Sizes, tokens: float) -> float:
+def linear(sizes: ModelSizes, tokens: float) -> float:
     """Count the forward pass of the layers' linear maps."""
-    return 2.0 * sizes.linear * tokens
+    return 2.0 * sizes.linear_params * tokens
 
 
-def attention(sizes: Sizes, pairs: float) -> float:
+def attention(sizes: ModelSizes, pairs: float) -> float:
     """Count the forward pass of attention: scores and weighted sums."""
     return 4.0 * sizes.layers * sizes.heads * sizes.head_dim * pairs
 
 
-def head(sizes: Sizes, tokens: float) -> float:
+def head(sizes: ModelSizes, tokens: float) -> float:
     """Count the head's logits, computed once."""
     return 2.0 * sizes.vocabulary * sizes.hidden * tokens
 
 
-def forward(sizes: Sizes, work: Work) -> float:
+def forward(sizes: ModelSizes, work: Work) -> float:
     """Count the forward pass of the whole model."""
     return linear(sizes, work.tokens) + attention(sizes, work.pairs) + head(sizes, work.head_tokens)
 
 
-def training(sizes: Sizes, work: Work, *, frozen: bool, checkpointing: bool) -> float:
+def training(sizes: ModelSizes, work: Work, *, frozen: bool, checkpointing: bool) -> float:
     """Count the forward and backward pass.
 
     With a frozen base (`frozen`) no weight gradients of the base are computed. Activation checkpointing runs the

@@ -13,7 +13,8 @@ from spiral_mega.capacity.search import least_cache, remedies, search
 from spiral_mega.capacity.step_time import StepTime, step_time
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
-from spiral_mega.models.dimensions import Sizes, measure, read_dimensions
+from spiral_mega.models.dimensions import ModelSizes, measure_model
+from spiral_mega.models.model_config import resolve_model_config
 from spiral_mega.policy.megatron.limits import check_layout
 from spiral_mega.simulation.workload import Lengths
 
@@ -55,7 +56,7 @@ def forecast(
     sizes = _checked_sizes(config, cluster.world)
     phases = memory.phases(config, sizes, cluster.world)
     print_line(
-        f"{config.model.path}: {sizes.total / 1e9:.2f} B weights, {sizes.trained / 1e6:,.0f} M trained, "
+        f"{config.model.path}: {sizes.params / 1e9:.2f} B weights, {sizes.trained_params / 1e6:,.0f} M trained, "
         f"on {cluster.world} GPUs {gpu} ({nodes} nodes)\n"
     )
     print_line(tables.memory_table(phases))
@@ -83,17 +84,17 @@ def forecast(
     return fits_memory and not cache_error
 
 
-def _checked_sizes(config: Config, world: int) -> Sizes:
+def _checked_sizes(config: Config, world: int) -> ModelSizes:
     """Measure the model; raise UserError for what cannot be forecast."""
     if config.two_models is not None:
         raise UserError("two_models is set: plan supports one model; set two_models to null to forecast that")
     parallel = config.rollout.engine.tensor_parallel
     if world % parallel:
         raise UserError(f"rollout.engine.tensor_parallel is {parallel}, which does not divide {world} GPUs")
-    dimensions = read_dimensions(config.model)
-    sizes = measure(dimensions, config.model.lora)
+    hf_config = resolve_model_config(config.model)
+    sizes = measure_model(hf_config, config.model.lora)
     if config.policy.backend == "megatron":
-        check_layout(dimensions, config, world)
+        check_layout(hf_config, config, world)
     elif sizes.experts:
         raise UserError("plan supports mixtures of experts on policy.backend=megatron only: set it")
     return sizes
@@ -107,7 +108,7 @@ def _trace(config: Config, world: int, phases: list[memory.Phase]) -> str:
     return tables.trace_lines(trace(config, world), phases)
 
 
-def _cache_error(config: Config, sizes: Sizes) -> str:
+def _cache_error(config: Config, sizes: ModelSizes) -> str:
     """Return why the KV cache is too small for one sequence; empty if it is large enough."""
     engine, needed = config.rollout.engine, least_cache(config, sizes)
     if engine.name != "vllm" or engine.kv_cache_mb >= needed:
@@ -118,7 +119,7 @@ def _cache_error(config: Config, sizes: Sizes) -> str:
     )
 
 
-def _time(config: Config, sizes: Sizes, cluster: Cluster) -> StepTime | None:
+def _time(config: Config, sizes: ModelSizes, cluster: Cluster) -> StepTime | None:
     if config.rollout.engine.name != "vllm" or _several_levels(config):
         return None
     return step_time(config, sizes, cluster.machine, cluster.nodes, cluster.lengths)

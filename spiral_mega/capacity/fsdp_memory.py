@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from spiral_mega.capacity.policy_memory import FLOAT, HEAD_STRIP, RESPONSE_SHARE, PolicyMemory
 from spiral_mega.config import Config
-from spiral_mega.models.dimensions import Sizes, itemsize
+from spiral_mega.models.dimensions import ModelSizes, itemsize
 
 
-def policy_memory(config: Config, sizes: Sizes, world: int) -> PolicyMemory:
+def policy_memory(config: Config, sizes: ModelSizes, world: int) -> PolicyMemory:
     """Forecast what policy/fsdp takes of one rank."""
-    shard = FLOAT * sizes.trained / world
+    shard = FLOAT * sizes.trained_params / world
     return PolicyMemory(
         resident=_weights(config, sizes, world),
         moments={"optimizer": 2 * shard},
@@ -18,7 +18,7 @@ def policy_memory(config: Config, sizes: Sizes, world: int) -> PolicyMemory:
     )
 
 
-def activation_bytes(sizes: Sizes, item: int, *, frozen: bool) -> float:
+def activation_bytes(sizes: ModelSizes, item: int, *, frozen: bool) -> float:
     """Forecast what one decoder layer keeps of one token for its backward pass, without recomputation.
 
     Follows transformers' code: a norm keeps its input in float32, its result and, to train its weight, the tensor that
@@ -28,20 +28,20 @@ def activation_bytes(sizes: Sizes, item: int, *, frozen: bool) -> float:
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     normed = FLOAT if frozen else FLOAT + item
     norms = 2 * sizes.hidden * (normed + item)
-    head_norms = (q + kv) * normed if sizes.head_norms else 0
+    head_norms = (q + kv) * normed if sizes.qk_norm else 0
     attention = item * (2 * q + 2 * kv) + FLOAT * sizes.heads
     return norms + head_norms + attention + 4 * item * sizes.intermediate
 
 
-def _weights(config: Config, sizes: Sizes, world: int) -> dict[str, float]:
+def _weights(config: Config, sizes: ModelSizes, world: int) -> dict[str, float]:
     lora, kl = config.model.lora is not None, config.algorithm.kl
-    weights = {"weights (float32 shards)": FLOAT * (sizes.trained + (sizes.total if lora else 0)) / world}
+    weights = {"weights (float32 shards)": FLOAT * (sizes.trained_params + (sizes.params if lora else 0)) / world}
     if kl is not None and (kl.reference is not None or not lora):
-        weights["reference"] = FLOAT * sizes.total / world
+        weights["reference"] = FLOAT * sizes.params / world
     return weights
 
 
-def _forward_backward(config: Config, sizes: Sizes, world: int) -> dict[str, float]:
+def _forward_backward(config: Config, sizes: ModelSizes, world: int) -> dict[str, float]:
     """Forecast the peak of a micro-batch: in the last layer's backward pass, or in the head's before it.
 
     Earlier micro-batches have left their gradients.
@@ -49,18 +49,18 @@ def _forward_backward(config: Config, sizes: Sizes, world: int) -> dict[str, flo
     item = itemsize(config.policy.param_dtype)
     frozen = config.model.lora is not None
     # FSDP keeps the root's weights until backward and gathers one layer ahead; each gather has a flat buffer.
-    layer = sizes.layer + (sizes.trained_layer if frozen else 0)
-    root = sizes.root + (sizes.trained_root if frozen else 0)
-    head_gradient = item * (sizes.trained_root if frozen else sizes.vocabulary * sizes.hidden)
+    layer = sizes.layer_params + (sizes.trained_layer_params if frozen else 0)
+    root = sizes.root_params + (sizes.trained_root_params if frozen else 0)
+    head_gradient = item * (sizes.trained_root_params if frozen else sizes.vocabulary * sizes.hidden)
     return {
         "gathered weights": item * (root + 3 * layer),
         **_activations(config, sizes, item, frozen=frozen),
-        "gradients": FLOAT * sizes.trained / world,
-        "gradients not yet reduced": (item + FLOAT) * sizes.trained_layer + head_gradient,
+        "gradients": FLOAT * sizes.trained_params / world,
+        "gradients not yet reduced": (item + FLOAT) * sizes.trained_layer_params + head_gradient,
     }
 
 
-def _activations(config: Config, sizes: Sizes, item: int, *, frozen: bool) -> dict[str, float]:
+def _activations(config: Config, sizes: ModelSizes, item: int, *, frozen: bool) -> dict[str, float]:
     tokens = config.policy.microbatch_tokens
     checkpointing = config.policy.activation_checkpointing
     layer = activation_bytes(sizes, item, frozen=frozen)

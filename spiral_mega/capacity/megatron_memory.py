@@ -7,7 +7,7 @@ from math import prod
 
 from spiral_mega.capacity.policy_memory import FLOAT, HEAD_STRIP, RESPONSE_SHARE, PolicyMemory
 from spiral_mega.config import Config, MegatronConfig
-from spiral_mega.models.dimensions import Sizes, itemsize
+from spiral_mega.models.dimensions import ModelSizes, itemsize
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -26,7 +26,7 @@ class RankWeights:
     adapters: float
 
 
-def stages(config: Config, sizes: Sizes, world: int) -> list[PolicyMemory]:
+def stages(config: Config, sizes: ModelSizes, world: int) -> list[PolicyMemory]:
     """Forecast what policy/megatron takes of a rank in each pipeline stage."""
     return [_stage(config, sizes, world, stage) for stage in range(config.policy.megatron.pipeline_parallel)]
 
@@ -50,17 +50,17 @@ def in_flight(layout: MegatronConfig, stage: int) -> float:
     return (2 * stages_after + (chunks - 1) * layout.pipeline_parallel + 1) / chunks
 
 
-def rank_weights(config: Config, sizes: Sizes, stage: int) -> RankWeights:
+def rank_weights(config: Config, sizes: ModelSizes, stage: int) -> RankWeights:
     """Count the weights of one rank of the stage. Vectors and routers are whole on every rank."""
     layout = config.policy.megatron
     tensor = layout.tensor_parallel
     layers = layers_of(layout, sizes.layers, stage)
-    sparse = sizes.sparse / sizes.layers * layers
+    sparse = sizes.moe_layers / sizes.layers * layers
     hidden = sizes.hidden
     shapes = _linear_shapes(sizes)
     attention = sum(prod(shapes[name]) for name in ATTENTION) / tensor
     dense_mlp = sum(prod(shapes[name]) for name in MLP) / tensor
-    vectors = 2 * hidden + (2 * sizes.head_dim if sizes.head_norms else 0)
+    vectors = 2 * hidden + (2 * sizes.head_dim if sizes.qk_norm else 0)
     first, last = stage == 0, stage == layout.pipeline_parallel - 1
     table = sizes.vocabulary * hidden / tensor
     tables = table * (int(first) + int(last and not (sizes.tied and first)))
@@ -69,13 +69,13 @@ def rank_weights(config: Config, sizes: Sizes, stage: int) -> RankWeights:
     return RankWeights(
         layers=layers,
         dense=dense,
-        experts=sparse * sizes.experts / layout.expert_parallel * sizes.expert,
+        experts=sparse * sizes.experts / layout.expert_parallel * sizes.expert_params,
         largest=max(table if first or last else 0.0, 2 * hidden * sizes.intermediate / tensor),
         adapters=_adapter_weights(config, shapes, layers, sparse, last=last),
     )
 
 
-def _linear_shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
+def _linear_shapes(sizes: ModelSizes) -> dict[str, tuple[int, int]]:
     """Return (input features, output features) of each linear map."""
     hidden, q, kv = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return {
@@ -106,7 +106,7 @@ def _adapter_weights(
     return count
 
 
-def layer_bytes(config: Config, sizes: Sizes, *, sparse: bool) -> float:
+def layer_bytes(config: Config, sizes: ModelSizes, *, sparse: bool) -> float:
     """Forecast what a layer keeps of one token of a micro-batch for its backward pass, without recomputation.
 
     A norm keeps its input in float32, its result and, to train its weight, the tensor that it multiplies; the gated MLP
@@ -118,7 +118,7 @@ def layer_bytes(config: Config, sizes: Sizes, *, sparse: bool) -> float:
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     normed = FLOAT if config.model.lora is not None else FLOAT + item
     norms = 2 * sizes.hidden * (normed + item) / sequence
-    head_norms = (q + kv) * normed / tensor if sizes.head_norms else 0
+    head_norms = (q + kv) * normed / tensor if sizes.qk_norm else 0
     # Rotated queries and keys, the values as a view of the product that holds all three, and the result. Context
     # parallelism gathers the keys and values of all rows.
     gathered = 2 * kv * layout.context_parallel if layout.context_parallel > 1 else 0
@@ -126,11 +126,11 @@ def layer_bytes(config: Config, sizes: Sizes, *, sparse: bool) -> float:
     if not sparse:
         return norms + head_norms + attention + 4 * item * sizes.intermediate / tensor
     # With equally busy experts a rank receives as many tokens as it sends.
-    routed = sizes.experts_per_token * item * (2 * sizes.hidden + 4 * sizes.expert_width) / sequence
+    routed = sizes.experts_per_token * item * (2 * sizes.hidden + 4 * sizes.expert_intermediate) / sequence
     return norms + head_norms + attention + routed + 2 * FLOAT * sizes.experts / sequence
 
 
-def _stage(config: Config, sizes: Sizes, world: int, stage: int) -> PolicyMemory:
+def _stage(config: Config, sizes: ModelSizes, world: int, stage: int) -> PolicyMemory:
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     weights = rank_weights(config, sizes, stage)
     dense_copies = world / (layout.tensor_parallel * layout.pipeline_parallel)
@@ -155,7 +155,7 @@ def _stage(config: Config, sizes: Sizes, world: int, stage: int) -> PolicyMemory
     )
 
 
-def _update(config: Config, sizes: Sizes, weights: RankWeights, stage: int) -> dict[str, float]:
+def _update(config: Config, sizes: ModelSizes, weights: RankWeights, stage: int) -> dict[str, float]:
     """Forecast the activations of the micro-batches in flight, and the scratch of one layer's or the head's backward
     pass."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
@@ -163,7 +163,7 @@ def _update(config: Config, sizes: Sizes, weights: RankWeights, stage: int) -> d
     tokens = config.policy.microbatch_tokens / layout.context_parallel
     dense_layer = layer_bytes(config, sizes, sparse=False)
     sparse_layer = layer_bytes(config, sizes, sparse=True)
-    sparse_layers = sizes.sparse / sizes.layers * weights.layers
+    sparse_layers = sizes.moe_layers / sizes.layers * weights.layers
     largest_layer = max(dense_layer if sparse_layers < weights.layers else 0, sparse_layer if sparse_layers else 0)
     if checkpointing:
         sequence = layout.tensor_parallel if layout.sequence_parallel else 1
@@ -180,19 +180,19 @@ def _update(config: Config, sizes: Sizes, weights: RankWeights, stage: int) -> d
     }
 
 
-def _layer_scratch(config: Config, sizes: Sizes, tokens: float, recomputed: float, *, moe: bool) -> float:
+def _layer_scratch(config: Config, sizes: ModelSizes, tokens: float, recomputed: float, *, moe: bool) -> float:
     """Forecast the scratch of a layer's backward pass; `recomputed` are its activations per token, if recomputed."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     sequence = layout.tensor_parallel if layout.sequence_parallel else 1
     if moe:
-        inner = sizes.experts_per_token * sizes.expert_width / sequence
+        inner = sizes.experts_per_token * sizes.expert_intermediate / sequence
     else:
         inner = sizes.intermediate / layout.tensor_parallel
     gathered = 2 * item * sizes.hidden if sequence > 1 else 0  # the whole input of a linear map, and its gradient
     return tokens * (recomputed + item * (3 * inner + 2 * sizes.hidden / sequence) + gathered)
 
 
-def _head_scratch(config: Config, sizes: Sizes, tokens: float) -> float:
+def _head_scratch(config: Config, sizes: ModelSizes, tokens: float) -> float:
     item = itemsize(config.policy.param_dtype)
     gathered = tokens * item * sizes.hidden if config.policy.megatron.tensor_parallel > 1 else 0
     return RESPONSE_SHARE * tokens * sizes.hidden * (item + FLOAT) + 2 * HEAD_STRIP + gathered

@@ -8,10 +8,10 @@ from spiral_mega.capacity.hardware import LINK_SHARE, TRAINING_SHARE, Machine
 from spiral_mega.capacity.megatron_memory import rank_weights
 from spiral_mega.capacity.policy_memory import FLOAT
 from spiral_mega.config import Config
-from spiral_mega.models.dimensions import Sizes, itemsize
+from spiral_mega.models.dimensions import ModelSizes, itemsize
 
 
-def training_seconds(config: Config, sizes: Sizes, machine: Machine, world: int, work: Work) -> float:
+def training_seconds(config: Config, sizes: ModelSizes, machine: Machine, world: int, work: Work) -> float:
     """Forecast the forward and backward passes of a batch, in seconds, with ranks and experts equally busy.
 
     The stage with the head sets the pace; ranks wait while the pipeline fills and drains.
@@ -32,7 +32,7 @@ def training_seconds(config: Config, sizes: Sizes, machine: Machine, world: int,
     return float(bubble * (arithmetic + collectives) + _reduction_seconds(config, sizes, machine, world))
 
 
-def _tensor_parallel_seconds(config: Config, sizes: Sizes, machine: Machine, tokens: float) -> float:
+def _tensor_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
     """Of a layer's four products two gather their rows and two scatter them; backward one gathers its input again."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     tensor, layers = layout.tensor_parallel, sizes.layers / layout.pipeline_parallel
@@ -42,7 +42,7 @@ def _tensor_parallel_seconds(config: Config, sizes: Sizes, machine: Machine, tok
     return sent / _link(machine, tensor, 1)
 
 
-def _context_parallel_seconds(config: Config, sizes: Sizes, machine: Machine, tokens: float) -> float:
+def _context_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
     """Keys and values are gathered forward, and their gradients scattered backward."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     tensor, context = layout.tensor_parallel, layout.context_parallel
@@ -52,17 +52,17 @@ def _context_parallel_seconds(config: Config, sizes: Sizes, machine: Machine, to
     return sent / _link(machine, context, tensor)
 
 
-def _expert_parallel_seconds(config: Config, sizes: Sizes, machine: Machine, tokens: float) -> float:
+def _expert_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
     """Tokens are dispatched to their experts and combined again."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     experts, recompute = layout.expert_parallel, int(config.policy.activation_checkpointing)
-    sparse_layers = sizes.sparse / layout.pipeline_parallel
+    sparse_layers = sizes.moe_layers / layout.pipeline_parallel
     sent_per_token = sizes.experts_per_token * sizes.hidden * item * (experts - 1) / experts
     sent = 2 * (2 + recompute) * sparse_layers * tokens / layout.tensor_parallel * sent_per_token
     return sent / _link(machine, experts, 1)
 
 
-def _reduction_seconds(config: Config, sizes: Sizes, machine: Machine, world: int) -> float:
+def _reduction_seconds(config: Config, sizes: ModelSizes, machine: Machine, world: int) -> float:
     """Gradients are reduced in float32 and weights gathered, over the data-parallel copies."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     weights = rank_weights(config, sizes, 0)
@@ -72,7 +72,7 @@ def _reduction_seconds(config: Config, sizes: Sizes, machine: Machine, world: in
     return sent / _link(machine, int(copies), layout.tensor_parallel)
 
 
-def _slowest_stage_flops(config: Config, sizes: Sizes, work: Work) -> float:
+def _slowest_stage_flops(config: Config, sizes: ModelSizes, work: Work) -> float:
     """Count the FLOPs of the stage with the head."""
     frozen, checkpointing = config.model.lora is not None, config.policy.activation_checkpointing
     layers, head = Work(work.tokens, 0.0, work.pairs), Work(0.0, work.head_tokens, 0.0)

@@ -17,7 +17,7 @@ from spiral_mega.capacity import fsdp_memory, megatron_memory
 from spiral_mega.capacity.hardware import CONTEXT_BYTES, ENGINE_OVERHEAD, FRAGMENTATION, Machine
 from spiral_mega.capacity.policy_memory import PolicyMemory
 from spiral_mega.config import Config
-from spiral_mega.models.dimensions import Sizes, itemsize
+from spiral_mega.models.dimensions import ModelSizes, itemsize
 
 ENGINE_WEIGHTS, CACHE = "engine weights", "KV cache"
 
@@ -34,7 +34,7 @@ class Phase:
         return sum(self.parts.values())
 
 
-def phases(config: Config, sizes: Sizes, world: int) -> list[Phase]:
+def phases(config: Config, sizes: ModelSizes, world: int) -> list[Phase]:
     """Forecast the phases of a step in order, each for the rank that holds most in it."""
     if config.policy.backend == "megatron":
         policies = megatron_memory.stages(config, sizes, world)
@@ -44,17 +44,17 @@ def phases(config: Config, sizes: Sizes, world: int) -> list[Phase]:
     return [max(same_phase, key=lambda phase: phase.total) for same_phase in zip(*by_rank, strict=True)]
 
 
-def peak(config: Config, sizes: Sizes, world: int) -> Phase:
+def peak(config: Config, sizes: ModelSizes, world: int) -> Phase:
     """Return the phase that needs the most memory."""
     return max(phases(config, sizes, world), key=lambda phase: phase.total)
 
 
-def fits(config: Config, sizes: Sizes, world: int, machine: Machine) -> bool:
+def fits(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> bool:
     """Return whether every phase fits the machine's memory."""
     return peak(config, sizes, world).total <= machine.memory
 
 
-def _phases(config: Config, sizes: Sizes, policy: PolicyMemory) -> list[Phase]:
+def _phases(config: Config, sizes: ModelSizes, policy: PolicyMemory) -> list[Phase]:
     engine, item = config.rollout.engine, itemsize(config.policy.param_dtype)
     weights, cache = _engine_bytes(config, sizes)
     awake = {ENGINE_WEIGHTS: weights, CACHE: cache}
@@ -80,11 +80,11 @@ def _with_fragmentation(parts: dict[str, float], torch_tensors: set[str]) -> dic
     return {**parts, "fragmentation": FRAGMENTATION * allocated}
 
 
-def _engine_bytes(config: Config, sizes: Sizes) -> tuple[float, float]:
+def _engine_bytes(config: Config, sizes: ModelSizes) -> tuple[float, float]:
     """Forecast the engine's weights and KV cache on one rank."""
     engine, item = config.rollout.engine, itemsize(config.policy.param_dtype)
     head = sizes.vocabulary * sizes.hidden if sizes.tied else 0  # the engine has a head of its own even if it is tied
-    weights = item * (sizes.total + head) / engine.tensor_parallel
+    weights = item * (sizes.params + head) / engine.tensor_parallel
     if engine.name == "vllm":
         return weights, engine.kv_cache_mb * 2**20
     cached_tokens = engine.max_num_seqs * config.rollout.sampling.max_context_tokens

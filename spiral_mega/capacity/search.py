@@ -12,7 +12,7 @@ from spiral_mega.capacity.hardware import GIB, Machine
 from spiral_mega.capacity.memory import CACHE
 from spiral_mega.capacity.step_time import StepTime, step_time
 from spiral_mega.config import Config
-from spiral_mega.models.dimensions import Sizes
+from spiral_mega.models.dimensions import ModelSizes
 from spiral_mega.simulation.workload import Lengths
 
 Changes = dict[str, Any]  # dotted key: value
@@ -40,7 +40,7 @@ def changed(config: Config, changes: Changes) -> Config:
     return Config.model_validate(values)
 
 
-def remedies(config: Config, sizes: Sizes, world: int, machine: Machine) -> list[tuple[Changes, float]]:
+def remedies(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> list[tuple[Changes, float]]:
     """Return single changes that lower the peak, cheapest first, each with the peak in bytes that results."""
     now = memory.peak(config, sizes, world).total
     found = []
@@ -51,7 +51,7 @@ def remedies(config: Config, sizes: Sizes, world: int, machine: Machine) -> list
     return found
 
 
-def _single_changes(config: Config, sizes: Sizes, world: int, machine: Machine) -> Iterator[Changes]:
+def _single_changes(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> Iterator[Changes]:
     engine, policy = config.rollout.engine, config.policy
     context = config.rollout.sampling.max_context_tokens
     vllm = engine.name == "vllm"
@@ -71,14 +71,14 @@ def _single_changes(config: Config, sizes: Sizes, world: int, machine: Machine) 
         yield {"rollout.engine.tensor_parallel": 2 * engine.tensor_parallel}
 
 
-def least_cache(config: Config, sizes: Sizes) -> int:
+def least_cache(config: Config, sizes: ModelSizes) -> int:
     """Return the MiB of KV cache on a rank that one sequence of the longest context needs."""
     rollout = config.rollout
     needed = sizes.kv_bytes * rollout.sampling.max_context_tokens / rollout.engine.tensor_parallel
     return int(-(-needed // 2**20))
 
 
-def largest_cache(config: Config, sizes: Sizes, world: int, machine: Machine) -> int:
+def largest_cache(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> int:
     """Return the MiB of KV cache that fit in every phase that holds it; 0 if a phase without it is too large."""
     phases = memory.phases(config, sizes, world)
     with_cache = [phase for phase in phases if CACHE in phase.parts]
@@ -90,7 +90,7 @@ def largest_cache(config: Config, sizes: Sizes, world: int, machine: Machine) ->
 
 
 def search(
-    config: Config, sizes: Sizes, machine: Machine, nodes: int, lengths: Lengths, count: int = 5
+    config: Config, sizes: ModelSizes, machine: Machine, nodes: int, lengths: Lengths, count: int = 5
 ) -> list[Layout]:
     """Return the `count` fastest layouts that fit, over engine size, KV cache, recomputation, micro-batch and sleep.
 
@@ -112,7 +112,7 @@ def search(
     return sorted(found, key=lambda layout: layout.time.total)[:count]
 
 
-def _candidates(config: Config, sizes: Sizes, machine: Machine) -> Iterator[Changes]:
+def _candidates(config: Config, sizes: ModelSizes, machine: Machine) -> Iterator[Changes]:
     context = config.rollout.sampling.max_context_tokens
     engine_sizes = [size for size in (1, 2, 4, 8) if size <= machine.node_gpus and sizes.kv_heads % size == 0]
     microbatches = (context, 2 * context, 4 * context)

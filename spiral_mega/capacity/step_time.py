@@ -13,7 +13,7 @@ from spiral_mega.capacity.flops import Work
 from spiral_mega.capacity.hardware import LINK_SHARE, MEMORY_SHARE, TRAINING_SHARE, Machine
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
-from spiral_mega.models.dimensions import Sizes, itemsize
+from spiral_mega.models.dimensions import ModelSizes, itemsize
 from spiral_mega.rollout.exchange import LAG, exchange_interval
 from spiral_mega.simulation.schedule import SimPolicy, simulate
 from spiral_mega.simulation.workload import (
@@ -46,7 +46,14 @@ class StepTime:
 
 
 def step_time(
-    config: Config, sizes: Sizes, machine: Machine, nodes: int, lengths: Lengths, seed: int = 0, *, exact: bool = True
+    config: Config,
+    sizes: ModelSizes,
+    machine: Machine,
+    nodes: int,
+    lengths: Lengths,
+    seed: int = 0,
+    *,
+    exact: bool = True,
 ) -> StepTime:
     """Forecast a step on `nodes` nodes with every problem effective.
 
@@ -63,8 +70,8 @@ def step_time(
     return StepTime(
         sampling=_sampling_seconds(config, sizes, machine, world, problems, exact),
         training=training,
-        optimizer=7 * 4 * sizes.trained / world / (machine.bandwidth * MEMORY_SHARE),
-        sync=itemsize(config.policy.param_dtype) * sizes.total / _link(machine, nodes),
+        optimizer=7 * 4 * sizes.trained_params / world / (machine.bandwidth * MEMORY_SHARE),
+        sync=itemsize(config.policy.param_dtype) * sizes.params / _link(machine, nodes),
         sampled_tokens=sum(sum(problem.lengths()) for problem in problems),
         trained_tokens=work.tokens,
     )
@@ -122,7 +129,7 @@ def tree_work(problem: SimProblem) -> Work:
 
 
 def _sampling_seconds(
-    config: Config, sizes: Sizes, machine: Machine, world: int, problems: Sequence[SimProblem], exact: bool
+    config: Config, sizes: ModelSizes, machine: Machine, world: int, problems: Sequence[SimProblem], exact: bool
 ) -> float:
     rollout, engine = config.rollout, config.rollout.engine
     engines = world // engine.tensor_parallel
@@ -134,9 +141,9 @@ def _sampling_seconds(
     return simulate(schedule, share, simulated, 1, len(share)).makespan
 
 
-def _simulated_engine(config: Config, sizes: Sizes, machine: Machine) -> EngineModel:
+def _simulated_engine(config: Config, sizes: ModelSizes, machine: Machine) -> EngineModel:
     engine = config.rollout.engine
-    read = sizes.total if sizes.tied else sizes.total - sizes.vocabulary * sizes.hidden
+    read = sizes.params if sizes.tied else sizes.params - sizes.vocabulary * sizes.hidden
     model = LanguageModel("", read, sizes.layers, sizes.heads, sizes.kv_heads, sizes.head_dim)
     simulated = replace(
         engine_model(model, machine.gpu, engine.tensor_parallel),
@@ -146,11 +153,11 @@ def _simulated_engine(config: Config, sizes: Sizes, machine: Machine) -> EngineM
     if not sizes.experts:
         return simulated
     # A step reads all experts, but a token is multiplied with few of them.
-    active_share = sizes.active / read
+    active_share = sizes.active_params / read
     return replace(simulated, sequence=active_share * simulated.sequence, prefill=active_share * simulated.prefill)
 
 
-def _fsdp_training_seconds(config: Config, sizes: Sizes, machine: Machine, nodes: int, work: Work) -> float:
+def _fsdp_training_seconds(config: Config, sizes: ModelSizes, machine: Machine, nodes: int, work: Work) -> float:
     """Return the longer of arithmetic and FSDP's collectives, which overlap, with all ranks equally busy."""
     world = nodes * machine.node_gpus
     policy, item = config.policy, itemsize(config.policy.param_dtype)
@@ -160,7 +167,7 @@ def _fsdp_training_seconds(config: Config, sizes: Sizes, machine: Machine, nodes
         total += flops.forward(sizes, work)
     arithmetic = total / world / (machine.flops * TRAINING_SHARE)
     microbatches = -(-work.tokens // (policy.microbatch_tokens * world))
-    moved = 2 * item * sizes.total + 4 * sizes.trained  # gathered forward and backward, reduced in float32
+    moved = 2 * item * sizes.params + 4 * sizes.trained_params  # gathered forward and backward, reduced in float32
     return float(max(arithmetic, microbatches * moved / _link(machine, nodes)))
 
 

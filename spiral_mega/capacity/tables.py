@@ -14,7 +14,7 @@ from spiral_mega.capacity.search import Changes, Layout
 from spiral_mega.capacity.step_time import TEMPLATE_TOKENS, StepTime
 from spiral_mega.capacity.traced_update import Traced
 from spiral_mega.config import Config
-from spiral_mega.models.dimensions import Sizes
+from spiral_mega.models.dimensions import ModelSizes
 from spiral_mega.simulation.workload import Gpu, Lengths
 
 matplotlib.use("Agg")
@@ -83,10 +83,10 @@ def search_lines(layouts: Sequence[Layout]) -> str:
     )
 
 
-def assumptions(config: Config, sizes: Sizes, machine: Machine, nodes: int, lengths: Lengths) -> str:
+def assumptions(config: Config, sizes: ModelSizes, machine: Machine, nodes: int, lengths: Lengths) -> str:
     longest = config.rollout.sampling.max_response_tokens
     gpu, collectives = Gpu(), "overlapped with arithmetic"
-    host = [f"  rank 0 reads the model into {4 * sizes.total / GIB:.0f} GiB of host memory at the start"]
+    host = [f"  rank 0 reads the model into {4 * sizes.params / GIB:.0f} GiB of host memory at the start"]
     if config.policy.backend == "megatron":
         collectives, host = "not overlapped, experts equally busy", []
     return "\n".join(

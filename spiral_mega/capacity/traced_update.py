@@ -25,7 +25,7 @@ from spiral_mega.capacity.policy_memory import HEAD_STRIP
 from spiral_mega.config import Config
 from spiral_mega.errors import UserError
 from spiral_mega.kernels.logits import LinearLogprob
-from spiral_mega.models.dimensions import read_dimensions
+from spiral_mega.models.model_config import resolve_model_config
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.packing.tree_parts import cut_tree, make_branches
@@ -66,7 +66,7 @@ def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: i
 
 
 def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
-    hf_config = read_dimensions(config.model)
+    hf_config = resolve_model_config(config.model)
     model, form = empty_model(config.model, hf_config, config.policy, "tree_torch", 0)
     shard(model, config.policy)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -81,12 +81,12 @@ def _files_of(path: str) -> Iterator[Finding]:
     expected = {name: parameter.shape for name, parameter in meta_model(path).named_parameters()}
     if missing := sorted(expected.keys() - stored.keys()):
         yield error("model", f"{folder} has no {shorten(missing)}: copy the model again")
-    shapes = [name for name in expected.keys() & stored.keys() if expected[name] != stored[name].form.shape]
+    shapes = [name for name in expected.keys() & stored.keys() if expected[name] != stored[name].spec.shape]
     if shapes:
         name = min(shapes)
         yield error(
             "model",
-            f"{name} in {folder} is {tuple(stored[name].form.shape)}, by its config.json "
+            f"{name} in {folder} is {tuple(stored[name].spec.shape)}, by its config.json "
             f"{tuple(expected[name])}: they do not belong together; copy the model again",
         )
     if not missing and not shapes:

@@ -1,11 +1,14 @@
-"""Read a model's config.json."""
+"""Read a model's config.json, or the dimensions that a configuration gives in its place."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
+from spiral_mega.config import ModelConfig
 from spiral_mega.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -29,3 +32,29 @@ def read_model_config(path: str) -> PretrainedConfig:
             log.info("%s of %s is %s; trained with 0", name, path, value)
             setattr(config, name, 0.0)
     return config
+
+
+def resolve_model_config(model: ModelConfig) -> PretrainedConfig:
+    """Return the config that model.dimensions describe, or else that of model.path. Raises UserError.
+
+    With dimensions, a run is planned without the model's files or the hub.
+    """
+    if model.dimensions is None:
+        return read_model_config(model.path)
+    try:
+        return AutoConfig.for_model(**model.dimensions)
+    except (TypeError, ValueError, KeyError) as error:
+        raise UserError(
+            f"model.dimensions do not describe a model ({error}): take them from its config.json"
+        ) from error
+
+
+def check_dimensions(dimensions: Mapping[str, Any], config: PretrainedConfig, path: str) -> None:
+    """Raise UserError if the model at `path`, of that config, is not the one that model.dimensions describe."""
+    own = config.to_dict()
+    wrong = []
+    for key, value in dimensions.items():
+        if key in own and own[key] != value:
+            wrong.append(f"{key} is {value!r} in model.dimensions and {own[key]!r} in the model")
+    if wrong:
+        raise UserError(f"model.path {path!r} is another model than planned with: {'; '.join(wrong)}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from spiral_mega.config import Config, ModelConfig
 from spiral_mega.config.model_set import model_configs
 from spiral_mega.errors import ConfigError
-from spiral_mega.models.dimensions import check_dimensions
-from spiral_mega.models.model_config import read_model_config
+from spiral_mega.models.model_config import check_dimensions, read_model_config
 from spiral_mega.models.tokenizer import load_tokenizer
 
 

@@ -23,7 +23,8 @@ from spiral_mega.capacity.step_time import TEMPLATE_TOKENS, sample_batch, step_t
 from spiral_mega.capacity.tables import summary
 from spiral_mega.cli import app
 from spiral_mega.errors import UserError
-from spiral_mega.models.dimensions import measure, read_dimensions
+from spiral_mega.models.dimensions import measure_model
+from spiral_mega.models.model_config import resolve_model_config
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_layout import TreeLayout
@@ -55,7 +56,7 @@ def test_the_field_has_its_configurations() -> None:
 def test_the_memory_in_a_configurations_comment_is_what_plan_expects_and_fits(name: str) -> None:
     ((nodes, gpu, said),) = EXPECTED.findall((ROOT / "configs" / name).read_text())
     config = field(name)
-    sizes, machine = measure(read_dimensions(config.model), config.model.lora), MACHINES[gpu]
+    sizes, machine = measure_model(resolve_model_config(config.model), config.model.lora), MACHINES[gpu]
     world = int(nodes) * machine.node_gpus
     assert said == summary(phases(config, sizes, world), machine)
     assert fits(config, sizes, world, machine)
@@ -70,23 +71,23 @@ def test_the_papers_token_budgets_are_equal() -> None:
 
 def test_sizes_are_those_that_the_models_are_known_by() -> None:
     paper = field("qwen3_4b_paper.yaml")
-    small = measure(read_dimensions(paper.model), paper.model.lora)
-    large = measure(read_dimensions(field("qwen3_8b.yaml").model), None)
-    assert (small.total, large.total) == (4_022_468_096, 8_190_735_360)
+    small = measure_model(resolve_model_config(paper.model), paper.model.lora)
+    large = measure_model(resolve_model_config(field("qwen3_8b.yaml").model), None)
+    assert (small.params, large.params) == (4_022_468_096, 8_190_735_360)
     assert small.kv_bytes == large.kv_bytes == 147_456
     per_layer = 32 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
-    assert small.trained == 36 * per_layer + 32 * (2560 + 151_936)
+    assert small.trained_params == 36 * per_layer + 32 * (2560 + 151_936)
 
 
 def test_a_mixture_of_experts_has_the_sizes_it_is_known_by() -> None:
     """30.5 B weights, 3.3 B of them for a token, as Qwen says; counted here by hand."""
-    sizes = measure(read_dimensions(field("qwen3_30b_a3b_megatron.yaml").model), None)
+    sizes = measure_model(resolve_model_config(field("qwen3_30b_a3b_megatron.yaml").model), None)
     expert, table = 3 * 2048 * 768, 151_936 * 2048
     attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
     layer = attention + 128 * expert + 128 * 2048 + 2 * 2048 + 2 * 128
-    assert sizes.total == 48 * layer + 2 * table + 2048 == 30_532_122_624
-    assert (sizes.sparse, sizes.experts, sizes.experts_per_token, sizes.expert) == (48, 128, 8, expert)
-    assert sizes.active == 48 * (attention + 8 * expert + 128 * 2048) + table
+    assert sizes.params == 48 * layer + 2 * table + 2048 == 30_532_122_624
+    assert (sizes.moe_layers, sizes.experts, sizes.experts_per_token, sizes.expert_params) == (48, 128, 8, expert)
+    assert sizes.active_params == 48 * (attention + 8 * expert + 128 * 2048) + table
     fsdp = field("qwen3_30b_a3b_megatron.yaml", "policy.backend=fsdp", *cut())
     with pytest.raises(UserError, match=r"mixtures of experts on policy\.backend=megatron only"):
         forecast(fsdp, print, nodes=2, gpu="h200")
@@ -101,20 +102,20 @@ def cut(**layout: int) -> list[str]:
 @pytest.mark.parametrize("name", ["qwen3_8b_megatron.yaml", "qwen3_30b_a3b_megatron.yaml"])
 def test_the_ranks_of_a_megatron_layout_hold_the_model_between_them(name: str) -> None:
     config = field(name, *cut(pipeline_parallel=2, virtual_stages=3))
-    sizes = measure(read_dimensions(config.model), None)
-    assert sum(held.dense + held.experts for held in (rank_weights(config, sizes, s) for s in (0, 1))) == sizes.total
+    sizes = measure_model(resolve_model_config(config.model), None)
+    assert sum(held.dense + held.experts for held in (rank_weights(config, sizes, s) for s in (0, 1))) == sizes.params
     spread = field(name, *cut(tensor_parallel=4, pipeline_parallel=2, virtual_stages=3, expert_parallel=4))
     norms = sizes.layers * (2 * sizes.hidden + 2 * sizes.head_dim) + sizes.hidden
-    whole = norms + sizes.sparse * sizes.experts * sizes.hidden  # and routers, on every rank
+    whole = norms + sizes.moe_layers * sizes.experts * sizes.hidden  # and routers, on every rank
     assert 4 * sum(held.dense + held.experts for held in (rank_weights(spread, sizes, s) for s in (0, 1))) == (
-        sizes.total + 3 * whole
+        sizes.params + 3 * whole
     )
 
 
 def test_a_megatron_layout_trades_memory_for_time() -> None:
     def of(*more: str, **layout: int) -> tuple[float, float, float]:
         config = field("qwen3_8b_megatron.yaml", *cut(**layout), "batch.problems=64", *more)
-        sizes, machine = measure(read_dimensions(config.model), config.model.lora), MACHINES["h100-80"]
+        sizes, machine = measure_model(resolve_model_config(config.model), config.model.lora), MACHINES["h100-80"]
         held = megatron_memory.stages(config, sizes, 8)
         work = sum((tree_work(problem) for problem in sample_batch(config, Lengths(), 0)), Work(0, 0, 0))
         time = megatron_time.training_seconds(config, sizes, machine, 8, work)
@@ -142,7 +143,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, use_cache=False).logits.sum().backward()
     counted = {str(op).rpartition(".")[2]: count for op, count in counter.get_flop_counts()["Global"].items()}
-    sizes = measure(config, None)
+    sizes = measure_model(config, None)
     # Eager attention computes all tokens^2 pairs; its backward pass four products for two.
     products, scores = counted["mm"], counted["bmm"]
     forward, top = flops.linear(sizes, tokens), flops.head(sizes, tokens)
@@ -190,7 +191,7 @@ def _sequences(draw: int, problem: SimProblem) -> list[TrainingSequence]:
 
 def test_a_step_takes_longer_on_fewer_or_slower_gpus_and_with_longer_traces() -> None:
     config = field("qwen3_8b_lora.yaml", "batch.problems=16")
-    sizes = measure(read_dimensions(config.model), config.model.lora)
+    sizes = measure_model(resolve_model_config(config.model), config.model.lora)
 
     def seconds(gpu: str, nodes: int, median: float) -> float:
         return step_time(config, sizes, MACHINES[gpu], nodes, Lengths(median=median)).total
@@ -204,7 +205,7 @@ def test_a_grpo_step_samples_its_search_traces_alone() -> None:
     config = field("qwen3_4b_grpo.yaml", "batch.problems=8")
     batch = sample_batch(config, Lengths(), 0)
     assert all(len(problem.search) == 12 and not problem.sets for problem in batch)
-    sizes = measure(read_dimensions(config.model), config.model.lora)
+    sizes = measure_model(resolve_model_config(config.model), config.model.lora)
     time = step_time(config, sizes, MACHINES["h100-80"], 1, Lengths())
     assert time.sampled_tokens == sum(sum(problem.search) for problem in batch)
     assert time.sampling > 0
@@ -214,7 +215,7 @@ def test_remedies_lower_the_peak_and_layouts_found_fit() -> None:
     config = field(
         "qwen3_8b.yaml", "rollout.engine.sleep=false", "policy.activation_checkpointing=false", "batch.problems=8"
     )
-    sizes, machine = measure(read_dimensions(config.model), None), MACHINES["h100-80"]
+    sizes, machine = measure_model(resolve_model_config(config.model), None), MACHINES["h100-80"]
     assert not fits(config, sizes, 16, machine)
     now = max(phase.total for phase in phases(config, sizes, 16))
     found = {next(iter(changes)): peak for changes, peak in remedies(config, sizes, 16, machine)}

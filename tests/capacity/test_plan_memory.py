@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from spiral_mega.capacity import megatron_memory
 from spiral_mega.capacity.memory import phases
 from spiral_mega.capacity.traced_update import full_batch, trace
-from spiral_mega.models.dimensions import measure, read_dimensions
+from spiral_mega.models.dimensions import measure_model
+from spiral_mega.models.model_config import resolve_model_config
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from tests.support.configs import make_config
@@ -84,7 +85,7 @@ def test_what_megatron_takes_is_within_a_fifth_of_a_real_update(
     errors = {}
     for name, (folder, sections) in cases.items():
         config = make_config(folder, **sections)
-        sizes = measure(read_dimensions(config.model), config.model.lora)
+        sizes = measure_model(resolve_model_config(config.model), config.model.lora)
         every = [{**t.resident, **t.moments, **t.update} for t in megatron_memory.stages(config, sizes, WORLD)]
         found = max(sum(each.values()) for each in every)
         errors[name] = found / max(rank[name] for rank in ranks) - 1
@@ -107,7 +108,7 @@ def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(lora: dict[str, 
         policy={"param_dtype": "bfloat16", "activation_checkpointing": again, "microbatch_tokens": 8192},
         rollout={"sampling.max_response_tokens": 1024, "sampling.max_context_tokens": 8192},
     )
-    sizes = measure(read_dimensions(config.model), config.model.lora)
+    sizes = measure_model(resolve_model_config(config.model), config.model.lora)
     (training,) = [phase for phase in phases(config, sizes, 8) if phase.name == "training"]
     other = ("context", "engine weights", "KV cache", "fragmentation")
     tensors = sum(size for name, size in training.parts.items() if name not in other)

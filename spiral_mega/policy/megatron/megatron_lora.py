@@ -95,7 +95,7 @@ class ParallelLora(nn.Module):
         """Return what is added to the result that the linear computes from the same `x`."""
         narrow = self._communicate(self.narrow(x), sequence_parallel)
         ranks = [len(each.A) for each in self.factors if each is not None]
-        parts = iter(narrow.split(ranks, dim=-1))
+        parts = iter(torch.split(narrow, ranks, dim=-1))
         outputs = []
         for rows, factors in zip(self.rows, self.factors, strict=True):
             if factors is None:
@@ -104,7 +104,7 @@ class ParallelLora(nn.Module):
                 outputs.append(F.linear(next(parts), factors.B.to(x.dtype)))
         if self.mapping.fusion != "grouped":
             return torch.cat(outputs, dim=-1)
-        by_group = [output.unflatten(-1, (self.groups, -1)) for output in outputs]
+        by_group = [output.view(*output.shape[:-1], self.groups, -1) for output in outputs]
         return torch.cat(by_group, dim=-1).flatten(-2)
 
     def _communicate(self, narrow: torch.Tensor, sequence_parallel: bool) -> torch.Tensor:

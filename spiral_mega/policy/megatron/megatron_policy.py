@@ -82,7 +82,7 @@ class MegatronPolicy:
         norm, lr = self.optimizer.grad_norm(), self.optimizer.lr
         skipped = not math.isfinite(norm)
         if skipped:
-            log.warning("the gradient norm is %s: this update is skipped", norm)
+            log.warning("the gradient's norm is %s: this update is skipped", norm)
         else:
             self.optimizer.step(norm)
         self.optimizer.updates += 1

@@ -93,11 +93,11 @@ class LocalParam(NamedTuple):
 
 
 class _LocalShard(NamedTuple):
-    """This rank's shard of a Hugging Face tensor: shard number `index` of a parameter."""
+    """This rank's shard of a Hugging Face tensor: shard `number` of a parameter."""
 
     mapping: ParamMapping
     parameter: nn.Parameter
-    index: int
+    number: int
 
 
 class _Receiving(NamedTuple):
@@ -158,8 +158,8 @@ class ShardMap:
             raise ValueError(f"no mapping for {', '.join(unknown)}")
         self._local_shards: dict[str, _LocalShard] = {}
         for mapping, parameter in self.local_params:
-            for index, name in enumerate(mapping.hf_names):
-                self._local_shards[name] = _LocalShard(mapping, parameter, index)
+            for number, name in enumerate(mapping.hf_names):
+                self._local_shards[name] = _LocalShard(mapping, parameter, number)
         self._senders = self._find_senders()
 
     def load(self, read: Callable[[str, ShardRange], torch.Tensor]) -> None:
@@ -218,8 +218,8 @@ class ShardMap:
         own_rank, senders = dist.get_rank(), self._senders[name]
         own_value: torch.Tensor | None = None
         if own_rank in senders.values():
-            mapping, parameter, index = self._local_shards[name]
-            own_value = unfuse(value_of(parameter), self.row_blocks(mapping), index)
+            mapping, parameter, number = self._local_shards[name]
+            own_value = unfuse(value_of(parameter), self.row_blocks(mapping), number)
             own_value = own_value if transform is None else transform(name, own_value)
         receiving = []
         for shard, sender in senders.items():

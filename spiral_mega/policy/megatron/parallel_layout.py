@@ -63,7 +63,8 @@ def init_layout(config: MegatronConfig, seed: int) -> ParallelLayout:
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"policy.backend is 'megatron', and megatron-core computes on GPUs only ({error}): use policy.backend=fsdp "
-            "here; its tests and the demo run it on CPU by python -m tests.support.megatron_on_cpu (docs/design/megatron.md)"
+            "here; its tests and the demo run it on CPU by python -m tests.support.megatron_on_cpu "
+            "(docs/design/megatron.md)"
         ) from error
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
