@@ -34,26 +34,26 @@ class Runtime:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def packed_attention(self, dtype: torch.dtype, wanted: str = "auto") -> str:
-        """Return the tree attention to use: `wanted`, or for "auto" the one that suits device and
+    def choose_attention(self, dtype: torch.dtype, setting: str = "auto") -> str:
+        """Return the tree attention to use: `setting`, or for "auto" the one that suits device and
         dtype.
 
-        Raises UserError when `wanted` cannot run here.
+        Raises UserError when `setting` cannot run here.
         """
         cuda = self.device.type == "cuda"
         half = dtype in (torch.bfloat16, torch.float16)
         flash = cuda and half and is_flash_attn_2_available()
-        if wanted == "auto":
+        if setting == "auto":
             if cuda and half and not flash:
                 log.warning("flash-attn is not installed: token trees use FlexAttention, which is slower")
             if flash:
                 return "tree_varlen"
             return "tree_flex" if cuda else "tree_torch"
-        if wanted == "tree_varlen" and not flash:
+        if setting == "tree_varlen" and not flash:
             raise UserError("policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto")
-        if wanted == "tree_flex" and not cuda:
+        if setting == "tree_flex" and not cuda:
             raise UserError("policy.attention is 'tree_flex', which has no backward pass without a GPU: use auto")
-        return wanted
+        return setting
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
         """Return vLLM's options for running on this device next to the policy, with a KV cache of a

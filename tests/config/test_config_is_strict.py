@@ -1,4 +1,4 @@
-"""What is wrong with a configuration is said before anything is loaded: key, value, remedy."""
+"""Mistakes in a configuration are reported before anything is loaded, with key, value and remedy."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _split(overrides: str) -> list[str]:
     return [overrides] if "{" in overrides else overrides.split(" ")
 
 
-def test_every_contradiction_is_told_at_once(base: Path) -> None:
+def test_all_contradictions_are_reported_at_once(base: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load_config(base, ["batch.problems=10", "batch.minibatches=3", "algorithm.target_length=999", "run.stepz=1"])
     assert "run.stepz" in str(error.value)

@@ -1,4 +1,4 @@
-"""What is left out is counted, never cut; what is kept comes back from disk unchanged."""
+"""Problems left out are counted, never truncated; problems kept are read back from disk unchanged."""
 
 import json
 import logging
@@ -79,14 +79,14 @@ def test_written_problems_keep_odd_text_and_alternatives(tmp_path):
     assert load_source(DataSource(path=str(tmp_path / "odd.jsonl"))) == odd
 
 
-def test_writing_nothing_or_elsewhere_than_jsonl_is_an_error(tmp_path, problems):
+def test_writing_no_problem_or_another_format_is_an_error(tmp_path, problems):
     with pytest.raises(DataError, match="no problem to write"):
         write_problems([], tmp_path / "a.jsonl")
     with pytest.raises(DataError, match=r"end the name with \.jsonl"):
         write_problems(problems, tmp_path / "a.json")
 
 
-def test_a_damaged_row_of_ours_is_named(tmp_path, problems):
+def test_a_damaged_row_of_our_own_schema_is_named(tmp_path, problems):
     write_problems(problems[:2], tmp_path / "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     row = json.loads(lines[1])

@@ -1,4 +1,4 @@
-"""Problems come out of every form of real data as they went in, and bad data is named by file and row."""
+"""Real data of every schema is read unchanged, and bad data is named by file and row."""
 
 import datetime
 import json
@@ -32,7 +32,7 @@ def _private_dataset_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-# Real data, read rightly
+# Real data
 
 
 def test_gsm8k_answers_lose_their_solution_and_their_thousands_separators():
@@ -80,7 +80,7 @@ def test_parquet_ground_truths_and_prompts_equal_those_that_pandas_reads(name):
         ("hmmt25", 2, ("\\frac{1}{576}",)),
     ],
 )
-def test_each_form_of_ground_truth_reads_as_a_person_reads_it(name, row, answer):
+def test_ground_truths_of_every_format_are_read_correctly(name, row, answer):
     assert load_source(source(SAMPLES / f"{name}.parquet"))[row].answer == answer
 
 
@@ -99,11 +99,11 @@ def test_gsm8k_in_parquet_reads_as_in_jsonl(tmp_path):
     assert load_source(source(tmp_path / "gsm8k.parquet")) == load_source(source(SAMPLES / "gsm8k.jsonl"))
 
 
-# Rows of one's own
+# Plain rows
 
 
 @pytest.mark.parametrize("column", ["problem", "question", "prompt"])
-def test_plain_rows_pose_the_problem_under_any_of_the_usual_names(tmp_path, column):
+def test_plain_rows_hold_the_problem_under_any_of_the_usual_names(tmp_path, column):
     (problem,) = load_source(source(write(tmp_path / "mine.jsonl", {column: "1+1?", "answer": 2}), verifier="exact"))
     assert (problem.messages, problem.answer) == (({"role": "user", "content": "1+1?"},), ("2",))
     assert (problem.id, problem.verifier, problem.source) == ("mine/0", "exact", "mine")
@@ -116,7 +116,7 @@ def test_messages_keep_their_turns(tmp_path):
     assert problem.answer == ("a", "b")
 
 
-def test_values_that_json_does_not_know_are_kept_as_text(tmp_path):
+def test_values_that_json_cannot_hold_are_kept_as_text(tmp_path):
     row = {"problem": "p", "answer": "1", "day": datetime.date(2025, 2, 1)}
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     assert load_source(source(tmp_path / "a.parquet"))[0].extra == {"day": "2025-02-01"}
@@ -225,7 +225,7 @@ def test_a_null_in_parquet_names_the_row(tmp_path):
         load_source(source(tmp_path / "bad.parquet"))
 
 
-# Sources that are none
+# Unreadable sources
 
 
 def test_unknown_columns_are_listed_with_those_that_are_known(tmp_path):
@@ -234,7 +234,7 @@ def test_unknown_columns_are_listed_with_those_that_are_known(tmp_path):
         load_source(source(path))
 
 
-def test_files_that_cannot_be_read_say_what_to_do(tmp_path):
+def test_unreadable_files_are_errors_with_a_remedy(tmp_path):
     with pytest.raises(DataError, match="no such file: correct the path"):
         load_source(source(tmp_path / "none.jsonl"))
     with pytest.raises(DataError, match="holds no rows"):
@@ -271,7 +271,7 @@ def test_a_dataset_saved_to_disk_is_read(tmp_path, with_splits):
     assert [p.answer for p in problems] == [p.answer for p in load_source(source(SAMPLES / "gsm8k.jsonl"))[:9]]
 
 
-def test_a_dataset_that_cannot_be_found_says_what_to_do(tmp_path):
+def test_a_missing_dataset_is_an_error_with_a_remedy(tmp_path):
     from datasets import Dataset, DatasetDict
 
     with pytest.raises(DataError, match="without network access, download the dataset first"):

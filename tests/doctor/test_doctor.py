@@ -96,15 +96,15 @@ def unreadable_truth(folder: Path) -> None:
         [(large_tokenizer, "tokenizer", "has 101 tokens"), (large_tokenizer, "model", "by its config.json (50, 64)")],
     ],
 )
-def test_faults_are_found_and_named_each_by_its_own(place: Path, planted: list[tuple[Any, str, str]]) -> None:
+def test_each_fault_is_found_under_its_own_subject(place: Path, planted: list[tuple[Any, str, str]]) -> None:
     for fault, _, _ in planted:
         fault(place)
     found = errors(diagnose(config_of(place)))
-    for _, subject, told in planted:
-        assert told in found[subject]
+    for _, subject, text in planted:
+        assert text in found[subject]
 
 
-def test_a_template_that_closes_turns_with_no_end_token_is_warned_of(place: Path) -> None:
+def test_a_template_that_closes_turns_without_an_end_token_is_a_warning(place: Path) -> None:
     template = place / "model" / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|end|>", "<|user|>"))
     (warned,) = [f for f in diagnose(config_of(place)) if f.level == "warning" and f.subject == "chat template"]

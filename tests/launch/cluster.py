@@ -1,6 +1,6 @@
-"""A real Slurm on this machine: five nodes, each a network namespace with an address and a host name of its own.
+"""A real Slurm on this machine: five nodes, each a network namespace with its own address and host name.
 
-Needs root, for namespaces and mounts, and what tools/install_slurm.sh installs. Where it cannot start, tests fail.
+Needs root, for namespaces and mounts, and the packages of tools/install_slurm.sh. If it cannot start, tests fail.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BatchStartTimeout=10
 PartitionName=left Nodes={left} MaxTime=INFINITE State=UP
 PartitionName=right Nodes={right} MaxTime=INFINITE State=UP Default=YES
 """
-LOCK = Path("/tmp/spiral-mega-slurm-test.lock")  # the network's names and Slurm's ports are there once
+LOCK = Path("/tmp/spiral-mega-slurm-test.lock")  # names of the network and Slurm's ports exist only once per machine
 
 
 class Cluster:
@@ -118,7 +118,7 @@ class Cluster:
         return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%t").split()[0]
 
     def job(self, number: str, field: str) -> str:
-        """What `scontrol show job` says of a field, such as JobState."""
+        """Return a field of `scontrol show job`, such as JobState."""
         words = self.run("scontrol", "show", "job", number).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{field}="))
 
@@ -176,7 +176,7 @@ class Cluster:
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
-    """What `command` prints; what it complains of is the error of a command that fails."""
+    """Run `command` and return its output; fail with its output if it fails."""
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -195,7 +195,7 @@ def pids_on(node: str) -> list[int]:
 
 
 def take_down(folder: Path) -> None:
-    """End what a cluster with its files in `folder` has started, as far as it is there."""
+    """End whatever a cluster with its files in `folder` has started."""
     for node in NODES:
         kill(pids_on(node))
     for daemon in ("slurmctld", "munged"):

@@ -1,4 +1,4 @@
-"""Job scripts say what was asked for; torchrun.sh joins nodes; the health check tells good nodes from bad."""
+"""Job scripts request the given resources; torchrun.sh joins nodes; the health check finds bad nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Limits(min_disk_gib=1, min_shm_gib=0, min_gpu_free=0.95, max_clock_skew
 
 
 def launch(folder: Path, *options: str) -> str:
-    """The script that `spiral-mega launch --dry-run` prints."""
+    """Return the script that `spiral-mega launch --dry-run` prints."""
     command = ["launch", str(ROOT / "configs/demo.yaml"), "--dry-run", *options, f"run.dir={folder}"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -34,7 +34,7 @@ def directives(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.MULTILINE))
 
 
-def test_a_script_asks_slurm_for_what_the_command_says(tmp_path: Path) -> None:
+def test_a_script_requests_the_resources_of_the_command(tmp_path: Path) -> None:
     script = launch(
         tmp_path,
         "--nodes=4",
@@ -53,12 +53,12 @@ def test_a_script_asks_slurm_for_what_the_command_says(tmp_path: Path) -> None:
     assert "\nNODES=4\n" in script
 
 
-def test_without_gpus_none_are_asked_for(tmp_path: Path) -> None:
+def test_without_gpus_none_are_requested(tmp_path: Path) -> None:
     found = directives(launch(tmp_path, "--nodes=1", "--gpus-per-node=0", "--ranks-per-node=2"))
     assert not {"gpus-per-node", "exclusive"} & found.keys()
 
 
-def test_arguments_reach_the_trainer_as_they_were_written(tmp_path: Path) -> None:
+def test_arguments_reach_the_trainer_unchanged(tmp_path: Path) -> None:
     value = 'prompts.search=It\'s {problem} & "more" $HOME'
     script = launch(tmp_path, "--nodes=1", value)
     [line] = [line for line in script.splitlines() if line.startswith("set -- ")]
@@ -66,7 +66,7 @@ def test_arguments_reach_the_trainer_as_they_were_written(tmp_path: Path) -> Non
     assert printed.splitlines() == [str(ROOT / "configs/demo.yaml"), value, f"run.dir={tmp_path}"]
 
 
-def test_a_container_is_handed_to_pyxis(tmp_path: Path) -> None:
+def test_a_container_is_passed_to_pyxis(tmp_path: Path) -> None:
     """Only the flags: pyxis itself has not been run here."""
     script = launch(tmp_path, "--nodes=1", "--container-image=nvcr.io#nvidia/pytorch:26.01", "--container-mounts=/d:/d")
     settings = script[: script.index("\nset -- ")] + f"\nSLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=1 RUN_DIR={tmp_path}"
@@ -79,14 +79,14 @@ def test_a_container_is_handed_to_pyxis(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_reported_before_anything_is_submitted(tmp_path: Path) -> None:
-    for options, said in (
+    for options, message in (
         (["--nodes=1", "rollout.temprature=1"], "did you mean 'sampling.temperature'?"),
         (["--nodes=1", "--gpus-per-node=0"], "--ranks-per-node"),
         (["--nodes=1", "--sbatch=qos"], "is not an option of sbatch"),
     ):
         result = CliRunner().invoke(app, ["launch", str(ROOT / "configs/demo.yaml"), *options, f"run.dir={tmp_path}"])
         assert result.exit_code == 2
-        assert said in result.output
+        assert message in result.output
     assert not list(tmp_path.iterdir())
 
 

@@ -142,7 +142,7 @@ def test_an_error_that_the_user_has_to_fix_is_not_retried(limited: Job, cluster:
     assert "attempt 2" not in job.output()
 
 
-def test_a_job_that_runs_out_of_time_requeues_itself_and_ends_bit_for_bit_as_if_it_had_not(
+def test_a_job_that_reaches_its_time_limit_requeues_itself_and_ends_bit_for_bit_as_without_it(
     limited: Job, reference: TrainingRun, cluster: Cluster
 ) -> None:
     cluster.wait_for(lambda: int(cluster.job(limited.number, "Restarts")) > 0, 200, limited.output)

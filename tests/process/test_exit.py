@@ -1,4 +1,4 @@
-"""A process that ends by `skip_teardown` keeps its status and its exit handlers, and cannot be aborted by gloo."""
+"""A process that exits through `skip_teardown` keeps its status and exit handlers, and gloo cannot abort it."""
 
 import atexit
 import os
@@ -27,9 +27,9 @@ with skip_teardown():
 
 
 def leave_a_tensor_with_gloo(runtime: Runtime, _: Any) -> None:
-    """Have the first rank's gloo want Python, to let go of a tensor, while that rank ends and does not let it."""
+    """Have gloo on the first rank need the interpreter, to release a tensor, while that rank exits and holds it."""
     if runtime.rank == 0:
-        held.append(dist.group.WORLD)  # as FSDP2 keeps it: its threads would be waited for otherwise
+        held.append(dist.group.WORLD)  # as FSDP2 keeps it: otherwise its threads would be waited for
         dist.all_reduce(torch.ones(1), async_op=True)  # until the other rank has gone
         atexit.register(be_busy, seconds=4)
     else:
@@ -57,7 +57,7 @@ def test_a_tensor_that_gloo_still_holds_does_not_abort_a_rank_that_ends():
         ("raise ValueError('wrong')", 1, "ValueError: wrong"),
     ],
 )
-def test_a_process_ends_with_its_status_its_handlers_and_all_that_it_printed(last, status, error):
+def test_a_process_exits_with_its_status_its_handlers_and_all_its_output(last, status, error):
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(last)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (status, "main\nhandler\n")
     assert error in done.stderr
@@ -65,7 +65,7 @@ def test_a_process_ends_with_its_status_its_handlers_and_all_that_it_printed(las
 
 
 @pytest.mark.parametrize(("output", "status"), [(">&-", 0), ("> /dev/full", 120)])
-def test_output_that_goes_nowhere_ends_as_python_ends_by_itself(output, status):
+def test_closed_or_full_output_gives_the_status_that_python_gives(output, status):
     done = subprocess.run(
         f'"$PYTHON" -c "$SCRIPT" {output}', shell=True, capture_output=True, text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "", "PYTHON": sys.executable, "SCRIPT": SCRIPT.format("pass")},

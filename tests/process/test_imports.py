@@ -1,4 +1,4 @@
-"""What is made within `imports_without_gc` is not looked through for garbage; what is made after it is, as before."""
+"""Objects created in `imports_without_gc` are never collected; objects created after it are, as before."""
 
 import gc
 import weakref
@@ -20,7 +20,7 @@ def thawed():
     gc.enable()
 
 
-def test_only_what_is_made_within_stays():
+def test_only_objects_created_within_stay():
     with imports_without_gc():
         within = weakref.ref(Cycle())
     after = weakref.ref(Cycle())
@@ -30,7 +30,7 @@ def test_only_what_is_made_within_stays():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_collection_is_off_within_and_as_it_was_after_it_also_when_an_import_fails(enabled):
+def test_collection_is_off_within_and_restored_afterwards_also_when_an_import_fails(enabled):
     if not enabled:
         gc.disable()
     seen = []

@@ -1,4 +1,4 @@
-"""A whole configuration around the few keys that a test is about."""
+"""A complete configuration from the few keys that a test is about."""
 
 from pathlib import Path
 from typing import Any

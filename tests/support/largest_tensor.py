@@ -1,4 +1,4 @@
-"""What a piece of code holds at most in one tensor."""
+"""Measure the largest tensor that a piece of code creates."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LargestTensor(TorchDispatchMode):
-    """Within it, `elements` is the size of the largest tensor that any operation gave, its whole storage counted."""
+    """Inside it, `elements` is the size of the largest tensor that any operation returned, by its whole storage."""
 
     elements = 0
 

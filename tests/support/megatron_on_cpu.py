@@ -1,8 +1,8 @@
-"""megatron-core on a machine without a GPU, for tests: what it asks of CUDA goes to the CPU, streams do nothing.
+"""Run megatron-core on a machine without a GPU, for tests: CUDA calls go to the CPU, streams do nothing.
 
 megatron-core names the current CUDA device wherever it allocates; here that name stands for the CPU. Nothing else of
 it is changed: its parallel layers, schedules, buffers and optimizer are the real ones. The trainer's own command runs
-as `python -m tests.support.megatron_on_cpu train configs/demo_megatron.yaml`, under torchrun as ever.
+as `python -m tests.support.megatron_on_cpu train configs/demo_megatron.yaml`, under torchrun.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LIKE = ("empty_like", "full_like", "ones_like", "zeros_like")
 
 
 class Idle(MagicMock):
-    """A stream or event: everything is done by the time that it is asked."""
+    """A stream or event whose work is always finished."""
 
 
 def install() -> None:
-    """Once a process, before megatron.core is imported."""
+    """Patch torch and megatron-core; call once in a process, before megatron.core is imported."""
     if getattr(torch.cuda, "stands_for_cpu", False) or torch.cuda.is_available():
         return
-    _device_constructors()  # cached: `with torch.device(...)` must go on to know the functions below by what they were
+    _device_constructors()  # cached: `with torch.device(...)` must still recognize the original functions below
     for name in (*FACTORIES, *LIKE):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
@@ -70,7 +70,7 @@ def _type_as_on_cuda(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_megatron() -> None:
-    """Where it asks a tensor whether it is on a GPU, or a GPU's generator for its state."""
+    """Patch where megatron-core checks that a tensor is on a GPU, or reads a GPU generator's state."""
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.moe import token_dispatcher
 

@@ -1,4 +1,4 @@
-"""What torchrun starts as a rank, for tests.support.ranks."""
+"""The main module of a rank that tests.support.ranks starts with torchrun."""
 
 import importlib
 import sys

@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s: float = 300.0) -> list[Any]:
-    """What `function` ("package.module:name", called with a Runtime and `argument`) returned on each rank.
+    """Run `function` ("package.module:name") with a Runtime and `argument` on each rank; return its results.
 
-    Argument and results travel through torch.save. A rank that fails, or ranks that do not end in time, fail the
-    test with all that was printed.
+    Argument and results are passed with torch.save. A rank that fails, or ranks that do not end in time, fail the
+    test with their whole output.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
@@ -45,7 +45,7 @@ def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs of the ranks, torchrun first, which ends its children itself."""
+    """End the ranks that still run: torchrun first, which ends its children itself."""
     if process.poll() is None:
         process.terminate()
         try:

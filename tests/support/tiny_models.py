@@ -1,4 +1,4 @@
-"""Real models of a few thousand weights, in a folder as users have them: weights, config, tokenizer, template."""
+"""Real models of a few thousand weights in Hugging Face format: weights, config, tokenizer, chat template."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word: the special ones, then w0, w1, ..., split at spaces."""
+    """One token for each word: special tokens, then w0, w1, ..., split at spaces."""
     words = [*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))]
     model = WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|unknown|>")
     tokenizer = Tokenizer(model)
@@ -58,7 +58,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(family: Family, *, tied: bool, seed: int = 0, **config: Any) -> PreTrainedModel:
-    """Two layers of width 64, two query heads on one key head of 32. Its weights are large enough to have opinions."""
+    """Two layers of width 64, two query heads on one key head of 32. Its weights are large enough for peaked predictions."""
     shape = {
         "vocab_size": VOCAB,
         "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""Reads back what the real trackers wrote."""
+"""Read back what the real trackers wrote."""
 
 import json
 import struct

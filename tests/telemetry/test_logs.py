@@ -12,7 +12,7 @@ log = logging.getLogger("spiral_mega.loop")
 log.info("an info")
 logging.getLogger("some.library").info("chatter")
 for number in range(150):
-    warn_once(log, "problem %d was cut", number)
+    warn_once(log, "problem %d was truncated", number)
 warnings.warn("a python warning")
 raise RuntimeError("the end of it")
 """
@@ -26,23 +26,23 @@ def run(rank: int, run_dir: Path) -> tuple[str, str]:
     return process.stderr, (run_dir / "logs" / f"rank{rank}.log").read_text()
 
 
-def test_every_rank_has_its_file_and_only_rank_0_chats_on_the_terminal(tmp_path: Path) -> None:
+def test_every_rank_has_its_file_and_only_rank_0_logs_info_to_the_terminal(tmp_path: Path) -> None:
     terminals, files = zip(*(run(rank, tmp_path) for rank in (0, 1)), strict=True)
     assert [text.count("an info") for text in terminals] == [1, 0]
     assert [text.count("an info") for text in files] == [1, 1]
     for rank, text in enumerate([*terminals, *files]):
-        assert f"WARNING [rank {rank % 2}] spiral_mega.loop: problem 0 was cut" in text
+        assert f"WARNING [rank {rank % 2}] spiral_mega.loop: problem 0 was truncated" in text
         assert "a python warning" in text
         assert "chatter" not in text
 
 
 def test_a_warning_that_repeats_is_counted_not_repeated(tmp_path: Path) -> None:
     _, file = run(0, tmp_path)
-    cut = [line.split("loop: ")[1] for line in file.splitlines() if "was cut" in line and "WARNING" in line]
-    assert cut == [
-        "problem 0 was cut",
-        "problem 9 was cut (10 times so far)",
-        "problem 99 was cut (100 times so far)",
+    truncated = [line.split("loop: ")[1] for line in file.splitlines() if "was truncated" in line and "WARNING" in line]
+    assert truncated == [
+        "problem 0 was truncated",
+        "problem 9 was truncated (10 times so far)",
+        "problem 99 was truncated (100 times so far)",
     ]
 
 
@@ -53,6 +53,6 @@ def test_the_traceback_of_a_rank_that_died_is_in_its_file(tmp_path: Path) -> Non
         assert "[rank 1]" in text
 
 
-def test_a_resumed_run_adds_to_the_file(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_to_the_file(tmp_path: Path) -> None:
     run(0, tmp_path)
     assert run(0, tmp_path)[1].count("an info") == 2

@@ -44,7 +44,7 @@ def test_nothing_that_was_logged_is_lost_to_a_kill(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 2, "ti', b'{"step": 2, "time": 1.0, "reward": 2.0}', b"\0" * 9, b"\xff"])
-def test_a_torn_last_line_is_neither_read_wrongly_nor_glued_to_the_next(tmp_path: Path, torn: bytes) -> None:
+def test_an_unfinished_last_line_is_neither_misread_nor_joined_to_the_next(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     append(tmp_path, (1, {"reward": 1.0}))
     with open(path, "ab") as file:
@@ -75,7 +75,7 @@ def test_what_is_not_a_metric_is_refused_by_name() -> None:
         encode_record(1, 0.0, {"step": 2.0})
 
 
-def test_after_a_resume_only_the_present_history_is_read(tmp_path: Path) -> None:
+def test_after_a_resume_only_the_current_history_is_read(tmp_path: Path) -> None:
     append(tmp_path, *((step, {"reward": float(step)}) for step in range(1, 8)))
     append(tmp_path, (4, {"reward": 40.0}), (5, {"reward": 50.0}))  # resumed after step 3, killed again at 5
     assert values(tmp_path, "reward") == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
@@ -83,13 +83,13 @@ def test_after_a_resume_only_the_present_history_is_read(tmp_path: Path) -> None
     assert values(tmp_path, "reward")[-1] == (5, 51)
 
 
-def test_records_of_one_step_add_up(tmp_path: Path) -> None:
+def test_records_of_one_step_are_merged(tmp_path: Path) -> None:
     append(tmp_path, (1, {"reward": 1.0}), (1, {"eval/accuracy": 0.5}))
     assert values(tmp_path, "reward") == [(1, 1.0)]
     assert values(tmp_path, "eval/accuracy") == [(1, 0.5)]
 
 
-def test_a_record_that_a_full_disk_cuts_is_an_error_and_not_half_a_line(tmp_path: Path) -> None:
+def test_a_record_that_a_full_disk_truncates_is_an_error_and_not_half_a_line(tmp_path: Path) -> None:
     """The file takes what still fits of a line, and the rest is refused."""
     script = (
         "import resource, signal, sys; from pathlib import Path\n"

@@ -20,27 +20,27 @@ with Telemetry(sys.argv[1], TelemetryConfig(), 20, "a-run", {}) as telemetry:
 
 
 def on_a_terminal(run_dir: Path) -> str:
-    """What the run writes to a terminal of 100 columns."""
-    ours, theirs = pty.openpty()
+    """Return what the run writes to a terminal of 100 columns."""
+    parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     command = [sys.executable, "-c", RUN, str(run_dir)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
     output = b""
     while True:
         try:
-            read = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
+            read = os.read(parent, 65536)
+        except OSError:  # Linux's error when the other side is closed
             break
         if not read:
             break
         output += read
-    os.close(ours)
+    os.close(parent)
     assert process.wait() == 0, output.decode()
     return output.decode()
 
 
-def test_a_terminal_shows_a_bar_the_newest_figures_and_whole_log_lines(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_the_newest_metrics_and_whole_log_lines(tmp_path: Path) -> None:
     output = on_a_terminal(tmp_path)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
     assert "a-run" in text
@@ -67,7 +67,7 @@ def test_without_a_terminal_each_record_is_one_plain_line(tmp_path: Path) -> Non
     assert re.fullmatch(r"step=12/20 eval/search_accuracy=31\.2% eta=\S+", lines[12])
 
 
-def test_a_reader_that_left_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_stop_the_run(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert process.stderr is not None

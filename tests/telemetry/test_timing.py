@@ -6,7 +6,7 @@ import pytest
 from spiral_mega.telemetry import StageTimer, memory_metrics
 
 
-def test_a_stage_adds_up_until_it_is_taken() -> None:
+def test_a_stage_accumulates_until_it_is_popped() -> None:
     timer = StageTimer()
     for _ in range(2):
         with timer("rollout"):
@@ -27,15 +27,15 @@ def test_a_stage_that_raises_is_timed_and_the_error_passes() -> None:
     assert "time/verify" in timer.pop()
 
 
-def test_queued_work_is_charged_to_the_stage_that_queued_it() -> None:
+def test_queued_work_counts_for_the_stage_that_queued_it() -> None:
     timer = StageTimer(synchronize=lambda: time.sleep(0.02))
     with timer("update"):
         pass
     assert timer.pop()["time/update"] >= 0.02
 
 
-def test_peak_memory_is_what_the_kernel_says_in_gib() -> None:
+def test_peak_memory_equals_the_kernels_account_in_gib() -> None:
     peak_gib = memory_metrics()["memory/peak_rss_gib"]
-    # The kernel's own account, in KiB.
+    # The kernel's account, in KiB.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     assert peak_gib == pytest.approx(int(status["VmHWM"].split()[0]) / 2**20, rel=0.05)

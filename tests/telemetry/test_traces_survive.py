@@ -44,7 +44,7 @@ def episode(step: int, problem_id: str = "p") -> Episode:
     )
 
 
-def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
+def test_traces_are_read_back_unchanged(tmp_path: Path) -> None:
     path = trace_path(tmp_path, 12, 3)
     assert path.name == "step_000012.rank3.parquet"
     write_traces(path, [episode(12, f"p{i}") for i in range(70)])
@@ -68,12 +68,12 @@ def test_all_that_was_sampled_comes_back(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_no_field_of_a_trace_is_forgotten() -> None:
+def test_every_field_of_a_trace_has_a_column() -> None:
     kept = {column.name for column in TRACE}
     assert {field.name for field in fields(Trace)} - kept == {"prompt_ids"}  # which the problem and the sets determine
 
 
-def test_some_columns_can_be_read_alone(tmp_path: Path) -> None:
+def test_single_columns_can_be_read(tmp_path: Path) -> None:
     path = trace_path(tmp_path, 1, 0)
     write_traces(path, [episode(1)])
     columns = ["problem_id", "traces.list.element.reward"]

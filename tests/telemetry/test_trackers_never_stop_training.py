@@ -63,8 +63,8 @@ def processes_of(run_dir: Path) -> list[int]:
     return found
 
 
-def the_mirror(run_dir: Path) -> int:
-    """The one process of this test; on a busy machine it is some time until it is one of its own."""
+def tracker_process(run_dir: Path) -> int:
+    """Return the only process of this test; on a busy machine it takes a while to start."""
     deadline = time.monotonic() + 30
     while not (found := processes_of(run_dir)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -88,7 +88,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [(IMPORT_FAILS, "no such tracker here"), (INIT_FAILS, "no init today"), (LOG_FAILS, "no log today")],
     ids=["import", "init", "log"],
 )
-def test_a_tracker_that_raises_is_off_with_one_warning_that_says_why(
+def test_a_tracker_that_raises_is_disabled_with_one_warning_that_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: str, reason: str
 ) -> None:
     (tmp_path / "wandb.py").write_text(tracker)
@@ -111,7 +111,7 @@ def test_a_tracker_that_hangs_slows_no_step_and_ends_in_bounded_time(
     assert len(caplog.records) == 1
 
 
-def test_a_server_that_never_answers_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
@@ -121,7 +121,7 @@ def test_a_server_that_never_answers_holds_nothing_up(tmp_path: Path, monkeypatc
     assert closing < 3.0
 
 
-def test_a_missing_account_is_reported_and_asks_nobody_anything(
+def test_a_missing_account_is_reported_without_a_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, value in {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path)}.items():
@@ -138,7 +138,7 @@ def test_a_tracker_that_is_killed_is_reported(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     telemetry = Telemetry(tmp_path / "run", WANDB, 2, "a-run", {}, close_timeout_s=1.0)
     telemetry.log(1, {"reward/search": 1.0})
-    pid = the_mirror(tmp_path)
+    pid = tracker_process(tmp_path)
     os.kill(pid, signal.SIGKILL)
     time.sleep(0.2)
     telemetry.log(2, {"reward/search": 1.0})
@@ -147,14 +147,14 @@ def test_a_tracker_that_is_killed_is_reported(
     assert "exit status -9" in warning.getMessage()
 
 
-def test_a_signal_that_asks_ranks_to_stop_ends_no_mirror(
+def test_a_stop_signal_for_the_ranks_does_not_end_the_tracker_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Slurm sends it to every process of a step."""
     (tmp_path / "wandb.py").write_text(LOG_HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     telemetry = Telemetry(tmp_path / "run", WANDB, 2, "a-run", {}, close_timeout_s=1.0)
-    pid = the_mirror(tmp_path)
+    pid = tracker_process(tmp_path)
     os.kill(pid, signal.SIGUSR1)
     time.sleep(0.2)
     telemetry.log(2, {"reward/search": 1.0})
@@ -163,15 +163,15 @@ def test_a_signal_that_asks_ranks_to_stop_ends_no_mirror(
     telemetry.close()
 
 
-def test_a_mirror_does_not_outlive_a_trainer_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracker_process_does_not_outlive_a_killed_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb.py").write_text(LOG_HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     trainer = subprocess.run([sys.executable, "-c", KILLED_TRAINER, str(tmp_path / "run")], check=False)
     assert trainer.returncode == -signal.SIGKILL
-    # The fixture `mark` sees to it that the mirror goes too.
+    # The fixture `mark` checks that the tracker process ends too.
 
 
-def test_settings_that_cannot_be_told_to_a_tracker_only_cost_the_tracker(
+def test_settings_that_json_cannot_hold_only_disable_the_tracker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Telemetry(tmp_path, WANDB, 1, "a-run", {"path": Path("not JSON")}) as telemetry:

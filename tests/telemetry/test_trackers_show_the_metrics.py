@@ -22,7 +22,7 @@ def live(run_dir: Path, config: TelemetryConfig, steps: range, value: float) -> 
             telemetry.log(step, {"reward/search": value, "optim/grad_norm": math.nan})
 
 
-def test_a_resumed_run_goes_on_as_the_same_run_in_both_trackers(tmp_path: Path) -> None:
+def test_a_resumed_run_stays_the_same_run_in_both_trackers(tmp_path: Path) -> None:
     live(tmp_path, BOTH, range(1, 6), 1.0)
     live(tmp_path, BOTH, range(4, 8), 2.0)  # resumed after step 3
 
@@ -47,7 +47,7 @@ def test_a_run_that_raised_is_marked_as_failed(tmp_path: Path) -> None:
     assert wandb_history(path)[2] == 1
 
 
-def test_what_a_tracker_missed_it_is_told_when_the_run_resumes(tmp_path: Path) -> None:
+def test_a_tracker_receives_what_it_missed_when_the_run_resumes(tmp_path: Path) -> None:
     blocked = tmp_path / "tensorboard"
     blocked.write_text("a file where the folder should be")
     live(tmp_path, TelemetryConfig(tensorboard=True), range(1, 4), 1.0)

@@ -38,7 +38,7 @@ def build_model(
     accelerator.
     """
     hf_config = read_model_config(model_config.path)
-    attention = runtime.packed_attention(getattr(torch, config.param_dtype), config.attention)
+    attention = runtime.choose_attention(getattr(torch, config.param_dtype), config.attention)
     model, logit_form = empty_model(model_config, hf_config, config, attention, seed, adapters)
     weights = _read_on_main(model_config, hf_config, runtime, seed, adapters)
     shard(model, config)

@@ -111,7 +111,7 @@ def _build_stages(
 ) -> list[TreeGPTModel]:
     """Build this rank's stages with uninitialized weights. `tied`: the head shares the embedding's weight."""
     megatron_config = transformer_config(hf_config, config)
-    attention = runtime.packed_attention(megatron_config.params_dtype, config.policy.attention)
+    attention = runtime.choose_attention(megatron_config.params_dtype, config.policy.attention)
     transformer_engine = config.policy.megatron.spec == "te"
     vocabulary, count = hf_config.vocab_size, config.policy.megatron.virtual_stages
     stages = []
