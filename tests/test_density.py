@@ -10,16 +10,12 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "spiral_mega"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LONG_LINE = 100
-MAX_LONG_LINES = 0.11  # share of the package's lines; to become 0.05
+MAX_LONG_LINES = 0.09  # share of the package's lines; to become 0.05
 
 # To be emptied: how many nested comprehensions a file may still have.
 KNOWN: dict[str, int] = {
     "algorithm/set_objective.py": 1,
-    "conversion/dcp.py": 1,
-    "doctor/diagnose.py": 1,
     "filter.py": 1,
-    "policy/megatron/megatron_lora.py": 1,
-    "policy/megatron/megatron_policy.py": 1,
     "reproduction/__main__.py": 6,
     "reproduction/figures.py": 1,
     "reproduction/runs.py": 1,
@@ -27,7 +23,7 @@ KNOWN: dict[str, int] = {
     "rewards/number_path.py": 1,
     "run.py": 1,
     "traces.py": 1,
-    "train.py": 2,
+    "train.py": 1,
 }
 
 

@@ -142,8 +142,7 @@ def _verify_own_answer(pool: VerifierPool, verifier: str, problem: Problem) -> F
     if verdict.status != "ok":
         return error(
             "verifier",
-            f"{verifier} on problem {problem.id!r}: {verdict.status} ({verdict.detail}); a "
-            "response would score 0",
+            f"{verifier} on problem {problem.id!r}: {verdict.status} ({verdict.detail}); a response would score 0",
         )
     if verifier in ("math", "exact") and verdict.reward != 1.0:
         return error(

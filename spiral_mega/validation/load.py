@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from spiral_mega.config.explain import explain
 from spiral_mega.config.schema import Config
+from spiral_mega.config.section import explain
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.harnesses.registry import read_harnesses
 from spiral_mega.validation.contradictions import find_contradictions

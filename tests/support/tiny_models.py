@@ -58,7 +58,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(family: Family, *, tied: bool, seed: int = 0, **config: Any) -> PreTrainedModel:
-    """Two layers of width 64, two query heads on one key head of 32. Its weights are large enough for peaked predictions."""
+    """Two layers of width 64, two query heads on one key head of 32; weights large enough for peaked predictions."""
     shape = {
         "vocab_size": VOCAB,
         "hidden_size": 64,

@@ -11,9 +11,8 @@ import pkgutil
 from typing import Protocol, cast
 
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
-from spiral_mega.config.explain import read_section
 from spiral_mega.config.schema import AlgorithmConfig
-from spiral_mega.config.section import Section
+from spiral_mega.config.section import Section, read_section
 from spiral_mega.traces import SEARCH, Episode
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spiral_mega.config.explain import read_section
+from spiral_mega.config.section import read_section
 from spiral_mega.errors import ConfigError
 from spiral_mega.evaluation.harnesses.best_of_n import BestOfN
 from spiral_mega.evaluation.harnesses.harness import Harness
