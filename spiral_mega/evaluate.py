@@ -19,12 +19,12 @@ from spiral_mega.config.model_set import model_configs
 from spiral_mega.data.problems import fingerprint, load_problems
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import ConfigError
+from spiral_mega.evaluation.chunked_sampling import Sampling, plan_samplings, sample
 from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.evaluation.grading import grade
 from spiral_mega.evaluation.harnesses.harness import Measure
 from spiral_mega.evaluation.model_source import ModelSource, find_source
 from spiral_mega.evaluation.results import results_json, results_table
-from spiral_mega.evaluation.sampling import Sampling, plan_samplings, sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.process.stop_request import StopRequest

@@ -1,4 +1,8 @@
 """The paper's comparison in small: SPIRAL against GRPO and others from one start (docs/results/reproduction.md).
 
-`runs` trains and evaluates, `findings` compares what was measured, `figures` and `tables` show it.
+runs             train and evaluate every recipe and seed
+findings         compare what was measured with what the paper claims
+set_score        what SPIRAL's credit teaches the search, given the aggregator's success
+figures          draw the comparison
+markdown_report  write it as Markdown tables
 """

@@ -1,14 +1,14 @@
-"""What the evaluations say of the paper's findings: pure functions of values by problem and training seed.
+"""Compare the evaluations with the paper's findings: pure functions of values by training seed and problem.
 
 Every comparison is of differences, paired by problem and seed, with two 95 % intervals: over problems alone (these
-runs, other problems) and over seeds and problems both (`intervals.crossed_interval`).
+runs, other problems), and over both seeds and problems (`intervals.crossed_interval`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,44 +17,62 @@ from spiral_mega.statistics.intervals import bootstrap_interval, crossed_interva
 
 Values = np.ndarray  # [seeds, problems]
 Measured = Mapping[str, Values]  # by measure, "harness metric x"
+Quantity = Callable[[Measured], Values]
 Expected = Literal["higher", "similar"]
 
-SEED = 0
+SEED = 0  # of the bootstrap
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One claim of the paper: how SPIRAL compares with another arm in a quantity of `of`."""
+    """One claim of the paper: how SPIRAL compares with another recipe in a quantity, which `values` computes."""
 
     claim: str
     quantity: str
-    of: Callable[[Measured], Values]
+    values: Quantity
     expected: Expected
 
 
-def at(measure: str) -> Callable[[Measured], Values]:
+def value_of(measure: str) -> Quantity:
     return lambda measured: measured[measure]
 
 
-def change(after: str, before: str) -> Callable[[Measured], Values]:
-    return lambda measured: measured[after] - measured[before]
+def difference_of(measure: str, baseline: str) -> Quantity:
+    return lambda measured: measured[measure] - measured[baseline]
 
 
-def findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
-    """The paper's findings on test-time compute, for pass@k at `ks`, `steps` of self-aggregation, and the longest
-    sequential budget."""
-    parallel = [Finding("pass@k: SPIRAL above", f"pass@{k}", at(f"pass_at_k pass {k}"), "higher") for k in ks if k > 1]
-    last, first = f"rsa mean {steps}", "rsa mean 0"
+def paper_findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
+    """Return the paper's findings on test-time compute.
+
+    They are about pass@k at `ks`, `steps` of self-aggregation, and the longest sequential `budget`.
+    """
+    last_step, first_step = f"rsa mean {steps}", "rsa mean 0"
+    majority = f"majority majority {max(ks)}"
+    findings = []
+    for k in ks:
+        if k > 1:
+            pass_at_k = value_of(f"pass_at_k pass {k}")
+            findings.append(Finding("pass@k: SPIRAL above", f"pass@{k}", pass_at_k, "higher"))
     return [
-        *parallel,
-        Finding("self-aggregation: SPIRAL above", f"accuracy after {steps} steps", at(last), "higher"),
-        Finding("self-aggregation: SPIRAL gains more", f"gain over {steps} steps", change(last, first), "higher"),
-        Finding("majority: similar", f"majority of {max(ks)}", at(f"majority majority {max(ks)}"), "similar"),
-        Finding("sequential: similar", "one response", at(f"sequential mean {budget}"), "similar"),
+        *findings,
+        Finding(
+            "self-aggregation: SPIRAL above",
+            f"accuracy after {steps} steps",
+            value_of(last_step),
+            "higher",
+        ),
+        Finding(
+            "self-aggregation: SPIRAL gains more",
+            f"gain over {steps} steps",
+            difference_of(last_step, first_step),
+            "higher",
+        ),
+        Finding("majority: similar", f"majority of {max(ks)}", value_of(majority), "similar"),
+        Finding("sequential: similar", "one response", value_of(f"sequential mean {budget}"), "similar"),
         Finding(
             "self-aggregation minus majority: SPIRAL above",
             f"self-aggregation, {steps} steps, minus majority of {max(ks)}",
-            change(last, f"majority majority {max(ks)}"),
+            difference_of(last_step, majority),
             "higher",
         ),
     ]
@@ -62,7 +80,10 @@ def findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """SPIRAL minus another arm. `verdict`: holds, opposite or undecided by the interval over seeds and problems."""
+    """SPIRAL minus another recipe: mean, intervals over problems and over both, and the mean of each seed.
+
+    `verdict` follows from the interval over seeds and problems: holds, opposite or undecided.
+    """
 
     claim: str
     quantity: str
@@ -75,64 +96,65 @@ class Difference:
 
 
 def compare(finding: Finding, ours: Measured, theirs: Measured, other: str) -> Difference:
-    """The finding's difference on the seeds that both have. Raises ValueError when they share none."""
-    a, b = finding.of(ours), finding.of(theirs)
-    seeds = min(len(a), len(b))
+    """Compute the finding's difference on the seeds that both have. Raises ValueError when they share none."""
+    our_values, their_values = finding.values(ours), finding.values(theirs)
+    seeds = min(len(our_values), len(their_values))
     if not seeds:
         raise ValueError(f"{other}: no seed to compare")
-    differences = a[:seeds] - b[:seeds]
+    differences = our_values[:seeds] - their_values[:seeds]
     crossed = crossed_interval(differences.tolist(), SEED)
     return Difference(
-        finding.claim,
-        finding.quantity,
-        other,
-        float(differences.mean()),
-        bootstrap_interval(differences.mean(axis=0).tolist(), SEED),
-        crossed,
-        differences.mean(axis=1).tolist(),
-        _verdict(crossed, finding.expected) + (" (one seed)" if seeds == 1 else ""),
+        claim=finding.claim,
+        quantity=finding.quantity,
+        other=other,
+        mean=float(differences.mean()),
+        problems=bootstrap_interval(differences.mean(axis=0).tolist(), SEED),
+        crossed=crossed,
+        by_seed=differences.mean(axis=1).tolist(),
+        verdict=_verdict(crossed, finding.expected) + (" (one seed)" if seeds == 1 else ""),
     )
 
 
 def _verdict(interval: tuple[float, float], expected: Expected) -> str:
     low, high = interval
     if expected == "similar":
-        return "within the interval" if low <= 0 <= high else ("SPIRAL higher" if low > 0 else "SPIRAL lower")
-    return "holds" if low > 0 else "opposite" if high < 0 else "undecided"
+        if low <= 0 <= high:
+            return "within the interval"
+        return "SPIRAL higher" if low > 0 else "SPIRAL lower"
+    if low > 0:
+        return "holds"
+    return "opposite" if high < 0 else "undecided"
 
 
-def efficiency(ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """For each k of `ks`: k' / k, where the others' pass@k' is our pass@k; between the ks linear in log k.
+def response_factors(ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+    """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k; interpolated linearly in log k.
 
-    None where they do not reach it at the largest k, or have it already at the smallest: the curve says no more.
+    None where they do not reach it at the largest k, or exceed it at the smallest: the curve says nothing there.
     """
     factors: dict[str, float | None] = {}
     for k, level in zip(ks, ours, strict=True):
-        if not theirs[0] <= level <= theirs[-1]:
-            factors[str(k)] = None
-            continue
-        after = next(i for i, value in enumerate(theirs) if value >= level)
-        if after == 0:
-            factors[str(k)] = ks[0] / k
-            continue
-        share = (level - theirs[after - 1]) / (theirs[after] - theirs[after - 1])
-        needed = math.exp(math.log(ks[after - 1]) + share * math.log(ks[after] / ks[after - 1]))
-        factors[str(k)] = needed / k
+        within = theirs[0] <= level <= theirs[-1]
+        factors[str(k)] = _responses_needed(ks, theirs, level) / k if within else None
     return factors
 
 
-def summary(measured: Measured) -> dict[str, Any]:
-    """By measure: mean, both intervals, and the mean of each seed."""
-    return {
-        name: {
+def _responses_needed(ks: Sequence[int], curve: Sequence[float], level: float) -> float:
+    """Return the k at which the curve first reaches `level`, which lies within it."""
+    after = next(i for i, value in enumerate(curve) if value >= level)
+    if after == 0:
+        return ks[0]
+    share = (level - curve[after - 1]) / (curve[after] - curve[after - 1])
+    return math.exp(math.log(ks[after - 1]) + share * math.log(ks[after] / ks[after - 1]))
+
+
+def summarize_measures(measured: Measured) -> dict[str, Any]:
+    """Return by measure the mean, both intervals, and the mean of each seed."""
+    summaries = {}
+    for name, values in measured.items():
+        summaries[name] = {
             "mean": float(values.mean()),
             "problems": bootstrap_interval(values.mean(axis=0).tolist(), SEED),
             "crossed": crossed_interval(values.tolist(), SEED),
             "by_seed": values.mean(axis=1).tolist(),
         }
-        for name, values in measured.items()
-    }
-
-
-def as_json(difference: Difference) -> dict[str, Any]:
-    return asdict(difference)
+    return summaries

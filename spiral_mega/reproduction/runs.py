@@ -1,4 +1,7 @@
-"""The runs of the reproduction, and running them: some at a time, finished ones kept, cut ones gone on with."""
+"""The runs of the reproduction: which there are, running several in parallel, and reading their results.
+
+Finished runs are kept; a run that was interrupted resumes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from spiral_mega.errors import UserError
 from spiral_mega.telemetry import read_metrics
 
 CONFIGS = Path("configs/reproduce")
-START = "start"
+START = "start"  # the model that training begins with, which is evaluated too
 COPYING = CONFIGS / "copying"
 # What each start changes in the task (docs/results/reproduction.md): `few` trains on the demo's first 64 problems only,
 # `copying` begins with an aggregator that copies.
@@ -30,12 +33,12 @@ STARTS: dict[str, tuple[str, ...]] = {
         "prompts.unfinished='#{number} {trace} ...'",
     ),
 }
-POLL_SECONDS, TELL_SECONDS = 0.5, 30.0
+POLL_SECONDS, PROGRESS_SECONDS = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One recipe: `configs/reproduce/<name>.yaml`. Ablations are run with fewer seeds."""
+    """One arm of the comparison, the recipe configs/reproduce/<name>.yaml. Ablations are run with fewer seeds."""
 
     name: str
     title: str
@@ -59,7 +62,7 @@ ARMS = (
 
 @dataclass(slots=True)
 class Job:
-    """A model that is trained (unless it is the start) and evaluated, by one process after the other."""
+    """A model that is trained (unless it is the start) and evaluated; `commands` run one after the other."""
 
     arm: str
     seed: int
@@ -74,8 +77,12 @@ class Job:
     def results(self) -> Path:
         return self.folder / "evaluation" / "results.json"
 
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
     def step(self) -> int:
-        """Updates so far, as its metrics tell."""
+        """Return the number of updates so far, from its metrics."""
         if not (self.folder / "metrics.jsonl").exists():
             return 0
         return max((int(record["step"]) for record in read_metrics(self.folder)), default=0)
@@ -84,22 +91,32 @@ class Job:
 def jobs_for(
     output: Path, arms: Sequence[Arm], seeds: int, ablation_seeds: int, steps: int, overrides: Sequence[str]
 ) -> list[Job]:
-    """The start, and every arm's seeds in the order they are run: a cut reproduction has whole rounds of arms.
+    """Return the start, and every arm's seeds in the order in which they run.
 
-    Each folder's name tells its arm, steps and seed. `overrides` go to training and evaluation alike; training leaves
-    the held-out problems to the evaluation.
+    All arms of a seed come before the next seed, so that an interrupted reproduction has whole rounds. Each folder's
+    name holds its arm, steps and seed. `overrides` apply to training and evaluation alike; training leaves the held-out
+    problems to the evaluation.
     """
-    wanted = [(seed, arm) for arm in arms for seed in range(ablation_seeds if arm.ablation else seeds)]
-    jobs = [_evaluated(output / f"{START}-seed0", START, 0, overrides)]
-    for seed, arm in sorted(wanted, key=lambda each: (each[1].ablation, each[0])):
-        job = _evaluated(output / f"{arm.name}-{steps}-seed{seed}", arm.name, seed, overrides)
+    jobs = [_evaluation_job(output / f"{START}-seed0", START, 0, overrides)]
+    for seed, arm in _rounds(arms, seeds, ablation_seeds):
+        job = _evaluation_job(output / f"{arm.name}-{steps}-seed{seed}", arm.name, seed, overrides)
         settings = [f"run.dir={job.folder}", f"run.seed={seed}", f"run.steps={steps}"]
-        job.commands.insert(0, [*_program("train"), str(arm.config), *settings, *overrides, "data.eval=[]"])
+        train = [*_program("train"), str(arm.config), *settings, *overrides, "data.eval=[]"]
+        job.commands.insert(0, train)
         jobs.append(job)
     return jobs
 
 
-def _evaluated(folder: Path, arm: str, seed: int, overrides: Sequence[str]) -> Job:
+def _rounds(arms: Sequence[Arm], seeds: int, ablation_seeds: int) -> list[tuple[int, Arm]]:
+    """Return (seed, arm) in the order in which they run: the main arms seed by seed, then the ablations."""
+    rounds = []
+    for arm in arms:
+        for seed in range(ablation_seeds if arm.ablation else seeds):
+            rounds.append((seed, arm))
+    return sorted(rounds, key=lambda each: (each[1].ablation, each[0]))
+
+
+def _evaluation_job(folder: Path, arm: str, seed: int, overrides: Sequence[str]) -> Job:
     command = [*_program("eval"), str(CONFIGS / "task.yaml"), "--output", str(folder / "evaluation")]
     if arm != START:
         command += ["--model", str(folder)]
@@ -111,77 +128,97 @@ def _program(command: str) -> list[str]:
     return [sys.executable, "-m", "spiral_mega", command]
 
 
-def run_all(jobs: Sequence[Job], at_once: int, tell: Callable[[str], None]) -> None:
-    """Bring every job to its results, `at_once` at a time. Raises UserError when one fails; the others are stopped.
+class Running(NamedTuple):
+    """A job's process, which runs the first of `commands`."""
 
-    A job whose results exist is kept as it is; the trainer and the evaluation go on where they were cut.
+    job: Job
+    commands: list[list[str]]
+    process: subprocess.Popen[bytes]
+
+
+def run_all(jobs: Sequence[Job], parallel: int, report: Callable[[str], None]) -> None:
+    """Run every job that has no results yet, `parallel` at a time, and pass progress to `report`.
+
+    Raises UserError when a job fails; the others are then stopped. Trainer and evaluation resume where they were
+    interrupted.
     """
     waiting = [job for job in jobs if not job.results.exists()]
-    tell(f"{len(jobs)} models, {len(jobs) - len(waiting)} of them measured before")
-    running: list[tuple[Job, list[list[str]], subprocess.Popen[bytes]]] = []
-    told = time.monotonic()
+    report(f"{len(jobs)} models, {len(jobs) - len(waiting)} of them measured before")
+    running: list[Running] = []
+    last_progress = time.monotonic()
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < parallel:
                 job = waiting.pop(0)
-                running.append(_next(job, job.commands))
+                running.append(_start(job, job.commands))
             time.sleep(POLL_SECONDS)
-            for entry in [entry for entry in running if entry[2].poll() is not None]:
-                running.remove(entry)
-                job, commands, process = entry
-                if process.returncode:
-                    raise UserError(f"{job.name}: {' '.join(commands[0])} ended with status {process.returncode}; "
-                                    f"its output is in {_log(job)}:\n{_tail(_log(job))}")  # fmt: skip
-                if commands[1:]:
-                    running.append(_next(job, commands[1:]))
+            for ended in [each for each in running if each.process.poll() is not None]:
+                running.remove(ended)
+                _check_status(ended)
+                if ended.commands[1:]:
+                    running.append(_start(ended.job, ended.commands[1:]))
                     continue
-                if not job.results.exists():
-                    raise UserError(f"{job.name} was stopped: the same command goes on with it")
+                _check_results(ended.job)
                 left = len(waiting) + len(running)
-                tell(f"{job.name} is measured; {len(jobs) - left} of {len(jobs)}")
-            if time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
-                tell("running: " + ", ".join(f"{job.name} (step {job.step()})" for job, _, _ in running))
+                report(f"{ended.job.name} is measured; {len(jobs) - left} of {len(jobs)}")
+            if time.monotonic() - last_progress > PROGRESS_SECONDS:
+                last_progress = time.monotonic()
+                report("running: " + ", ".join(f"{each.job.name} (step {each.job.step()})" for each in running))
     finally:
-        for _, _, process in running:
-            process.terminate()  # a run that is told to end saves itself first
-        for _, _, process in running:
-            process.wait()
+        for each in running:
+            each.process.terminate()  # a run saves itself before it ends
+        for each in running:
+            each.process.wait()
 
 
-def _next(job: Job, commands: list[list[str]]) -> tuple[Job, list[list[str]], subprocess.Popen[bytes]]:
-    """Start the first of the commands; its output is added to the job's log."""
+def _start(job: Job, commands: list[list[str]]) -> Running:
+    """Start the first of the commands; its output is appended to the job's log."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with _log(job).open("ab") as log:
-        return job, commands, subprocess.Popen(commands[0], stdout=log, stderr=subprocess.STDOUT)
+    with job.log.open("ab") as log:
+        return Running(job, commands, subprocess.Popen(commands[0], stdout=log, stderr=subprocess.STDOUT))
 
 
-def _log(job: Job) -> Path:
-    return job.folder.with_suffix(".log")
+def _check_status(ended: Running) -> None:
+    if ended.process.returncode:
+        job, command = ended.job, " ".join(ended.commands[0])
+        raise UserError(
+            f"{job.name}: {command} ended with status {ended.process.returncode}; its output is in {job.log}:\n"
+            f"{_last_lines(job.log)}"
+        )
 
 
-def _tail(path: Path, lines: int = 20) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+def _check_results(job: Job) -> None:
+    if not job.results.exists():
+        raise UserError(f"{job.name} was stopped: the same command resumes it")
+
+
+def _last_lines(path: Path, count: int = 20) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
 
 
 def read_results(job: Job) -> dict[str, list[float]]:
-    """The values on each problem of every measure, by "harness metric x"."""
-    return {name: each["values"] for name, each in _read_measures(job)}
+    """Return the values on each problem of every measure, by "harness metric x"."""
+    return {name: measure["values"] for name, measure in _read_measures(job)}
 
 
 def read_success(job: Job) -> list[float | None]:
-    """The aggregator's success on the sets of self-aggregation, by the number of their right members; None: no set."""
-    analyses = json.loads((job.folder / "evaluation" / "analysis.json").read_text()).values()
-    found: list[dict[str, Any]] = next(a["aggregation"]["by_right"] for a in analyses if a["aggregation"]["by_right"])
-    values = {each["right"]: each["value"] for each in found}
-    return [values.get(right) for right in range(max(each["size"] for each in found) + 1)]
+    """Return the aggregator's success on the sets of self-aggregation, by their number of right members.
+
+    None where there is no such set.
+    """
+    analyses = json.loads((job.folder / "evaluation" / "analysis.json").read_text())
+    by_sampling: list[list[dict[str, Any]]] = [each["aggregation"]["by_right"] for each in analyses.values()]
+    by_right = next(entries for entries in by_sampling if entries)
+    success = {entry["right"]: entry["value"] for entry in by_right}
+    largest_set = max(entry["size"] for entry in by_right)
+    return [success.get(right) for right in range(largest_set + 1)]
 
 
 def read_tokens(job: Job) -> dict[str, float]:
-    """The tokens that each measure had the model write, for a problem."""
-    return {name: each["tokens"]["generated"] for name, each in _read_measures(job)}
+    """Return the tokens that each measure generated for a problem, by "harness metric x"."""
+    return {name: measure["tokens"]["generated"] for name, measure in _read_measures(job)}
 
 
 def _read_measures(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
-    for each in json.loads(job.results.read_text())["measures"]:
-        yield f"{each['harness']} {each['metric']} {each['x']}", each
+    for measure in json.loads(job.results.read_text())["measures"]:
+        yield f"{measure['harness']} {measure['metric']} {measure['x']}", measure

@@ -5,9 +5,9 @@ import pytest
 
 from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.errors import ConfigError
+from spiral_mega.evaluation.chunked_sampling import plan_samplings
 from spiral_mega.evaluation.graded_episode import GradedEpisode
 from spiral_mega.evaluation.harnesses.registry import HARNESSES, read_harnesses
-from spiral_mega.evaluation.sampling import plan_samplings
 from tests.rollout.scripted import settings
 
 LONGEST = 8

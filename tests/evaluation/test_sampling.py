@@ -6,8 +6,8 @@ import pytest
 
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.errors import UserError
+from spiral_mega.evaluation.chunked_sampling import Sampling, sample
 from spiral_mega.evaluation.grading import grade
-from spiral_mega.evaluation.sampling import Sampling, sample
 from spiral_mega.evaluation.store import Store
 from spiral_mega.rewards import VerifierPool
 from spiral_mega.rollout.pipeline import Interrupted

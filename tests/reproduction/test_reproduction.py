@@ -48,7 +48,7 @@ def test_a_cut_reproduction_runs_to_its_tables_and_is_not_run_again(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_named_with_its_output(tmp_path):
-    done = reproduce(*CUT, "--at-once", "1", "--output", str(tmp_path), *SMALL, "model.path=/nowhere")
+    done = reproduce(*CUT, "--parallel", "1", "--output", str(tmp_path), *SMALL, "model.path=/nowhere")
     assert done.returncode == 2
     assert "start-seed0" in done.stderr
     assert "/nowhere" in done.stderr
