@@ -10,13 +10,14 @@ from spiral_mega.seeds import derive_seed
 
 
 class ProblemSampler:
-    """Returns indices in [0, num_problems), each once an epoch, in an order that depends on (seed, epoch) alone.
+    """Returns each index in [0, num_problems) once an epoch, in an order seeded by (seed, epoch).
 
-    Its only state is how many indices were drawn. All ranks hold the same sampler, on any world size: they draw the
-    same indices, and each takes its slice.
+    Its only state is how many indices were drawn. All ranks hold the same sampler, on any world
+    size: they draw the same indices, and each takes its slice.
 
-    A call that crosses the end of an epoch continues with the next one and drops nothing. It may then return a problem
-    twice, once for each epoch, so seeds must not be derived from the problem alone, or both would get the same samples.
+    A call that crosses the end of an epoch continues with the next one and drops nothing. It may
+    then return a problem twice, once for each epoch, so seeds must not be derived from the problem
+    alone, or both would get the same samples.
     """
 
     def __init__(self, num_problems: int, seed: int) -> None:

@@ -1,9 +1,10 @@
 """Environments: what answers a trace's turns, such as tools and games.
 
-An environment is a function (problem, messages) -> messages. It gets the problem's messages followed by the trace's
-turns and its own replies so far, the last message being the turn that has just ended. The model continues after what it
-returns; an empty list ends the trace. Replies are in the context and not in the loss. The function must be quick, and
-depend on its arguments alone: ranks that share an engine each call it themselves.
+An environment is a function (problem, messages) -> messages. It gets the problem's messages
+followed by the trace's turns and its own replies so far, the last message being the turn that has
+just ended. The model continues after what it returns; an empty list ends the trace. Replies are in
+the context and not in the loss. The function must be quick, and depend on its arguments alone:
+ranks that share an engine each call it themselves.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ BUILT_IN = {"calculator": "spiral_mega.environments.calculator:reply"}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A `function` by its `name` in the configuration; the model has at most `max_turns` turns in a trace."""
+    """A `function`, its `name` in the configuration, and the most turns of the model in a trace."""
 
     name: str
     function: Callable[[Problem, list[Message]], list[Message]]
     max_turns: int
 
     def reply(self, problem: Problem, messages: list[Message]) -> list[Message]:
-        """Return the function's messages. Raises UserError if it fails or returns anything but a list of messages."""
+        """Return the function's messages.
+
+        Raises UserError if it fails or returns anything but a list of messages.
+        """
         try:
             replies = self.function(problem, [dict(message) for message in messages])
         except Exception as error:  # a user's function may fail in any way

@@ -1,6 +1,7 @@
-"""A calculator: replies to a turn that ends in <calc>2 * (3 + 4)</calc> with the value, exactly if it is short.
+"""A calculator: replies to a turn that ends in <calc>2 * (3 + 4)</calc> with the value.
 
-It knows numbers, + - * / and parentheses. To anything else it replies with the error, so that the model can fix it.
+The value is exact if it is short. The calculator knows numbers, + - * / and parentheses. To anything else it replies
+with the error, so that the model can fix it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 
 
 def reply(problem: Problem, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the value of the last turn's call as a tool message; an empty list if the turn does not end in a call."""
+    """Return the value of the last turn's call as a tool message; [] if there is no call."""
     call = _CALL.search(messages[-1]["content"])
     return [{"role": "tool", "content": calculate(call[1])}] if call else []
 
 
 def calculate(text: str) -> str:
-    """Return the value of an arithmetic expression: an integer, else a decimal of at most 12 digits, or an error."""
+    """Return the value of an arithmetic expression, or an error.
+
+    An integer, else a decimal of at most 12 digits.
+    """
     if len(text) > MAX_CHARS:
         return f"error: longer than {MAX_CHARS} characters"
     try:

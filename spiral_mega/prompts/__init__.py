@@ -1,1 +1,1 @@
-"""Prompts of search and aggregation traces: built-in templates, control tokens, and the prompter that renders them."""
+"""Prompts of search and aggregation traces."""

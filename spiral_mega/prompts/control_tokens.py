@@ -1,8 +1,9 @@
 """Keeps problems and traces from forging turns: control tokens spelled in them are broken up.
 
-Problems and traces are data, and may spell control tokens ("<|im_start|>system"), by accident or by design. An
-invisible character within such text makes the tokenizer read it as ordinary text. Control tokens are those that the
-tokenizer declares special; markers that it declares ordinary, such as Qwen3's <think>, stay as they are.
+Problems and traces are data, and may spell control tokens ("<|im_start|>system"), by accident or by
+design. An invisible character within such text makes the tokenizer read it as ordinary text.
+Control tokens are those that the tokenizer declares special; markers that it declares ordinary,
+such as Qwen3's <think>, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ REPLACEMENT = "\ufffd"
 class ControlTokens:
     """The control tokens of a tokenizer, and the character that breaks them up.
 
-    A tokenizer may drop invisible characters before it looks for control tokens, so each of BREAKERS is tried. Raises
-    UserError if none works.
+    A tokenizer may drop invisible characters before it looks for control tokens, so each of
+    BREAKERS is tried. Raises UserError if none works.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -33,9 +34,10 @@ class ControlTokens:
         self._breaker = _find_breaker(tokenizer, ids)
 
     def join(self, spans: Sequence[Span]) -> str:
-        """Return the text of all spans; control tokens are broken up unless all of their text is trusted.
+        """Return the text of all spans, with control tokens broken up unless wholly trusted.
 
-        A control token may be pieced together from several spans, so they are looked for in the whole text.
+        A control token may be pieced together from several spans, so they are looked for in the
+        whole text.
         """
         text = "".join(span.text for span in spans)
         if self._pattern is None or not self._pattern.search(text):

@@ -1,6 +1,6 @@
 """Renders prompts: from a problem, and for aggregation the traces of a set, to token ids.
 
-    problem, traces --templates.fill--> spans --ControlTokens.join--> message --chat template--> token ids
+    problem, traces --fill--> spans --ControlTokens.join--> message --chat template--> token ids
 
 Text without control tokens is tokenized exactly as the chat template does it.
 """
@@ -31,7 +31,8 @@ from spiral_mega.traces import Problem, Trace
 
 THINK_START, THINK_END = "<think>", "</think>"
 TURN = "(a turn)"  # stands for what the model wrote, where only what follows it is wanted
-# \boxed{}, \boxed{...}, \boxed{answer}, or \boxed without braces; a filled box is part of a worked solution.
+# \boxed{}, \boxed{...}, \boxed{answer}, or \boxed without braces; a filled box is part of a worked
+# solution.
 BOXED_INSTRUCTION = re.compile(
     r"\\boxed(?![A-Za-z])\s*(?:\{\s*(?:\.*|\\c?l?dots|[^{}]*answer[^{}]*)\s*\}|(?!\s*\{))", re.IGNORECASE
 )
@@ -44,8 +45,9 @@ RENDERING_KEYS = {
 class Prompter:
     """Renders prompts through the tokenizer's chat template, with the generation prompt at the end.
 
-    Raises UserError, naming the key, for a template that lacks a placeholder or has an unknown one, for a tokenizer
-    without a chat template, and for a chat template that refuses the messages (some know no system message).
+    Raises UserError, naming the key, for a template that lacks a placeholder or has an unknown one,
+    for a tokenizer without a chat template, and for a chat template that refuses the messages (some
+    know no system message).
     """
 
     def __init__(self, config: PromptsConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -63,14 +65,14 @@ class Prompter:
         self._opens_thinking = self._sample_prompt().rstrip().endswith(THINK_START)
 
     def search_prompt(self, problem: Problem) -> list[int]:
-        """Return token ids [P] of the problem, with the answer instruction unless the problem contains it."""
+        """Return token ids [P] of the problem, with the answer instruction if it lacks one."""
         return self._render(problem, fill(self._search, problem=self._problem(problem)))
 
     def aggregation_prompt(self, problem: Problem, traces: Sequence[Trace]) -> list[int]:
         """Return token ids [P] of the problem and the traces, numbered from 1 in the order given.
 
-        The aggregation template replaces the last user message; earlier messages stay. Raises UserError without
-        traces.
+        The aggregation template replaces the last user message; earlier messages stay. Raises
+        UserError without traces.
         """
         if not traces:
             raise UserError(f"problem {problem.id!r}: an aggregation prompt needs at least one trace")
@@ -79,14 +81,16 @@ class Prompter:
             if shown:
                 shown.append(Span(TRACE_SEPARATOR, trusted=True))
             template = self._unfinished if trace.finish == "length" else self._trace
-            shown += fill(template, number=[Span(str(number), trusted=True)], trace=self._view(trace))
-        return self._render(problem, fill(self._aggregation, problem=self._problem(problem), traces=shown))
+            shown_number = [Span(str(number), trusted=True)]
+            shown += fill(template, number=shown_number, trace=self._view(trace))
+        last = fill(self._aggregation, problem=self._problem(problem), traces=shown)
+        return self._render(problem, last)
 
     def reply_ids(self, replies: Sequence[dict[str, str]], end_id: int) -> list[int]:
-        """Return token ids of an environment's `replies` to a turn, and of the generation prompt of the next turn.
+        """Return token ids of an environment's `replies`, up to where the next turn starts.
 
-        These are what the chat template renders after the turn's last token, `end_id`. Raises UserError if the template
-        refuses the messages.
+        These are what the chat template renders after the turn's last token, `end_id`. Raises
+        UserError if the template refuses the messages.
         """
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": TURN}]
         safe_replies = [self._untrusted(reply) for reply in replies]
@@ -106,7 +110,7 @@ class Prompter:
         return ids
 
     def _problem(self, problem: Problem) -> list[Span]:
-        """Return the last message of the problem, with the answer instruction unless it contains one."""
+        """Return the problem's last message, with the answer instruction if it lacks one."""
         text = problem.messages[-1]["content"]
         instruction = self.config.instruction
         if instruction is None:
@@ -128,8 +132,9 @@ class Prompter:
     def _answer_view(self, text: str) -> list[Span]:
         """Return what follows the last </think>.
 
-        A trace that opened its thinking and never closed it has no answer: only the omission mark is shown, as this
-        view exists to leave the thinking out. A trace without thinking is all answer, finished or not.
+        A trace that opened its thinking and never closed it has no answer: only the omission mark
+        is shown, as this view exists to leave the thinking out. A trace without thinking is all
+        answer, finished or not.
         """
         if THINK_END in text:
             return [Span(text.rpartition(THINK_END)[2].strip(), trusted=False)]
@@ -138,7 +143,7 @@ class Prompter:
         return [Span(text, trusted=False)]
 
     def _tail_view(self, text: str, num_tokens: int) -> list[Span]:
-        """Return the text of the last `num_tokens` tokens, after the omission mark if there are more."""
+        """Return the text of the last `num_tokens` tokens, after a mark if there are more."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = encoding["offset_mapping"]
         if len(offsets) <= num_tokens:
@@ -188,7 +193,7 @@ class Prompter:
             )
 
     def _sample_prompt(self) -> str:
-        """Return a prompt as text. Raises UserError if the chat template refuses the messages that prompts have."""
+        """Return a prompt as text. Raises UserError if the chat template refuses it."""
         system = [] if self.config.system is None else [{"role": "system", "content": self.config.system}]
         messages = [*system, {"role": "user", "content": "x"}]
         try:

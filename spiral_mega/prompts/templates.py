@@ -1,7 +1,7 @@
 """The built-in texts of prompts, and how a template is checked and filled.
 
-A template is literal text with {placeholders}; {{word}} stands for the text {word}, and other braces, as LaTeX has
-them, mean nothing. `PromptsConfig` replaces any of the templates below.
+A template is literal text with {placeholders}; {{word}} stands for the text {word}, and other
+braces, as LaTeX has them, mean nothing. `PromptsConfig` replaces any of the templates below.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
 
 class Span(NamedTuple):
-    """A piece of a message. Text that is not `trusted`, from data or from a model, must not form a control token."""
+    """A piece of a message; `trusted` if it may form control tokens, as data and traces must not."""
 
     text: str
     trusted: bool
@@ -47,7 +47,8 @@ class Span(NamedTuple):
 def checked_template(key: str, text: str, required: set[str], optional: Collection[str] = ()) -> str:
     """Return the template `text` of prompts.`key`.
 
-    Raises UserError if it lacks a required placeholder or has one that is neither required nor optional.
+    Raises UserError if it lacks a required placeholder or has one that is neither required nor
+    optional.
     """
     names = {match[2] for match in PLACEHOLDER.finditer(text) if match[2]}
     for name in sorted(required - names):
@@ -62,7 +63,10 @@ def checked_template(key: str, text: str, required: set[str], optional: Collecti
 
 
 def fill(template: str, **values: Sequence[Span]) -> list[Span]:
-    """Return the template's spans with values in place of placeholders, in one pass: braces in values mean nothing."""
+    """Return the template's spans with `values` in place of placeholders.
+
+    Filled in one pass: braces in values mean nothing.
+    """
     spans: list[Span] = []
     position = 0
     for match in PLACEHOLDER.finditer(template):

@@ -1,4 +1,4 @@
-"""Rollouts: engines, the pipeline from problems to episodes, the batch of a step, and the sync of weights.
+"""Rollouts: engines, pipeline, batches, and the sync of weights.
 
 batch.py            a step's batch: enough effective prompts (dynamic sampling)
 pipeline.py         episodes for many problems over all ranks; public entry

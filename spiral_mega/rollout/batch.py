@@ -22,9 +22,10 @@ log = logging.getLogger(__name__)
 class Batch:
     """A step's batch: this rank's episodes, and counts over all ranks.
 
-    `sampled` are all complete episodes of this rank, of which `kept` are trained on, both in order of `Episode.index`.
-    Over all ranks, `kept_indices` are the indices of the kept episodes in ascending order, `num_prompts` counts the
-    prompts sampled, `num_effective` the effective ones among them, and `num_cancelled` those started in vain.
+    `sampled` are all complete episodes of this rank, of which `kept` are trained on, both in order
+    of `Episode.index`. Over all ranks, `kept_indices` are the indices of the kept episodes in
+    ascending order, `num_prompts` counts the prompts sampled, `num_effective` the effective ones
+    among them, and `num_cancelled` those started in vain.
     """
 
     sampled: list[Episode]
@@ -47,14 +48,15 @@ class BatchCollector:
         config: BatchConfig,
         run_seed: int,
     ) -> None:
-        self.problems, self.sampler, self.pipeline, self.objective = problems, sampler, pipeline, objective
+        self.problems, self.sampler = problems, sampler
+        self.pipeline, self.objective = pipeline, objective
         self.config, self.run_seed = config, run_seed
 
     def collect(self, step: int) -> Batch:
-        """Sample the batch of `step`, with credit assigned; collective. Raises Interrupted (see Pipeline.run).
+        """Sample the batch of `step`, with credit assigned. Collective; raises Interrupted.
 
-        With dynamic sampling the first `batch.problems` effective prompts are kept, or fewer when the bound on prompts
-        is reached. Otherwise every prompt is kept, up to that number.
+        With dynamic sampling the first `batch.problems` effective prompts are kept, or fewer when
+        the bound on prompts is reached. Otherwise every prompt is kept, up to that number.
         """
         source = DynamicSampler(self, step)
         episodes = self.pipeline.stream(source, aggregates=bool(self.objective.plan.levels))
@@ -67,8 +69,11 @@ class BatchCollector:
         if self.config.dynamic_sampling and num_effective < self.config.problems:
             log.warning(
                 "%d of %d problems are effective after %d prompts (batch.max_resample_rounds is %d): training on those",
-                num_effective, self.config.problems, source.num_started, self.config.max_resample_rounds,
-            )  # fmt: skip
+                num_effective,
+                self.config.problems,
+                source.num_started,
+                self.config.max_resample_rounds,
+            )
         kept_indices = self._kept(effective_by_index)
         sampled = [episode for episode in episodes if episode.index in effective_by_index]
         kept = set(kept_indices)
@@ -89,12 +94,12 @@ class BatchCollector:
 
 
 class DynamicSampler:
-    """The task source of a step: keeps enough prompts in flight to fill the batch at the current effective rate.
+    """Keeps enough prompts in flight to fill a step's batch at the current effective rate.
 
-    That many, times `batch.oversample`, within the bound of `batch.max_resample_rounds`. With `batch.keep` "first" the
-    batch is full when the first prompts, without a gap, hold enough effective ones; later prompts are cancelled as if
-    they had not been drawn. What is kept then depends neither on which episodes finish early nor on the number of
-    ranks.
+    That many, times `batch.oversample`, within the bound of `batch.max_resample_rounds`. With
+    `batch.keep` "first" the batch is full when the first prompts, without a gap, hold enough
+    effective ones; later prompts are cancelled as if they had not been drawn. What is kept then
+    depends neither on which episodes finish early nor on the number of ranks.
     """
 
     def __init__(self, collector: BatchCollector, step: int) -> None:
@@ -121,8 +126,8 @@ class DynamicSampler:
     def batch_prompts(self) -> dict[int, bool]:
         """Return, by index, whether each prompt of the batch so far is effective.
 
-        With `keep` "first" these are the fewest finalized prompts, from the first on without a gap, that fill the
-        batch; with "fastest" all finalized ones.
+        With `keep` "first" these are the fewest finalized prompts, from the first on without a gap,
+        that fill the batch; with "fastest" all finalized ones.
         """
         if self.config.keep == "fastest":
             return self.finalized
@@ -155,7 +160,8 @@ class DynamicSampler:
         tasks = []
         for index in self.collector.sampler.next(max(count, 0)):
             problem = self.collector.problems[index]
-            seed_parts = (self.collector.run_seed, self.step, problem.id, self.occurrences[problem.id])
+            occurrence = self.occurrences[problem.id]
+            seed_parts = (self.collector.run_seed, self.step, problem.id, occurrence)
             tasks.append(Task(problem, self.step, seed_parts))
             self.occurrences[problem.id] += 1
         self.num_started += len(tasks)

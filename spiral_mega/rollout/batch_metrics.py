@@ -27,23 +27,26 @@ class VerifierError(UserError):
 def batch_metrics(batch: Batch) -> dict[str, float]:
     """Return the metrics of a step's batch, over all ranks; collective.
 
-    Means by component are over every trace that was sampled, whether trained on or not. `entropy/*`, the mean of the
-    negative log-probs of the sampled tokens, is an unbiased estimate of the sampler's token entropy.
+    Means by component are over every trace that was sampled, whether trained on or not.
+    `entropy/*`, the mean of the negative log-probs of the sampled tokens, is an unbiased estimate
+    of the sampler's token entropy.
     """
     local: Counter[str] = Counter()
     for episode in batch.sampled:
         for trace in episode.traces():
             local.update(_trace_sums(trace))
     sums = sum_over_ranks(dict(local))
+    prompt_tokens = sums.get("prompt_tokens", 0.0)
+    response_tokens = sum(value for name, value in sums.items() if name.startswith("tokens/"))
     metrics = {
         "batch/prompts_kept": float(len(batch.kept_indices)),
         "batch/prompts_sampled": float(batch.num_prompts),
         "batch/prompts_surplus": float(max(0, batch.num_effective - len(batch.kept_indices))),
         "batch/effective_share": batch.num_effective / batch.num_prompts,
         "batch/prompts_cancelled": float(batch.num_cancelled),
-        "rollout/prompt_tokens": sums.get("prompt_tokens", 0.0),
-        "rollout/prefix_cache_hit_rate": sums.get("cached_tokens", 0.0) / max(sums.get("prompt_tokens", 0.0), 1.0),
-        "rollout/response_tokens": sum(value for name, value in sums.items() if name.startswith("tokens/")),
+        "rollout/prompt_tokens": prompt_tokens,
+        "rollout/prefix_cache_hit_rate": sums.get("cached_tokens", 0.0) / max(prompt_tokens, 1.0),
+        "rollout/response_tokens": response_tokens,
     }
     for name, value in sums.items():
         if name.startswith("verify/"):
@@ -72,7 +75,7 @@ def _trace_sums(trace: Trace) -> dict[str, float]:
 
 
 def _component_means(component: str, sums: Mapping[str, float]) -> dict[str, float]:
-    """Return the means of a component: per trace, and the entropy per sampled token with a finite log-prob."""
+    """Return a component's means per trace, and its entropy per token with a finite log-prob."""
     num_traces = sums[f"traces/{component}"]
     means = {}
     for name in ("reward", "gated", "truncated"):
@@ -83,21 +86,24 @@ def _component_means(component: str, sums: Mapping[str, float]) -> dict[str, flo
 
 
 def check_verifier(metrics: Mapping[str, float], rewards: RewardsConfig) -> None:
-    """Raise VerifierError if more of the step's verifications failed than `rewards.max_failure_rate`."""
-    counts = {name.removeprefix("verify/"): n for name, n in metrics.items() if name.startswith("verify/") and n}
+    """Raise VerifierError if more verifications failed than `rewards.max_failure_rate`."""
+    counts = {
+        name.removeprefix("verify/"): count for name, count in metrics.items() if name.startswith("verify/") and count
+    }
     total = sum(counts.values())
     failed = total - counts.pop("ok", 0.0)
     if failed > rewards.max_failure_rate * total:
         by_status = ", ".join(f"{status} {count:.0f}" for status, count in sorted(counts.items()))
         raise VerifierError(
             f"{failed:.0f} of the step's {total:.0f} verifications failed ({by_status}), more than "
-            f"rewards.max_failure_rate ({rewards.max_failure_rate}): logs/rank*.log has the reasons ('verification of "
-            "a response'). Their zero rewards were not trained on; the run resumes from its last checkpoint"
+            f"rewards.max_failure_rate ({rewards.max_failure_rate}): logs/rank*.log has the reasons "
+            "('verification of a response'). Their zero rewards were not trained on; the run resumes "
+            "from its last checkpoint"
         )
 
 
 def check_mismatch(metrics: Mapping[str, float], sync: SyncConfig) -> None:
-    """Warn, or raise MismatchError, if the step's sampler/kl, of any model, exceeds `rollout.sync.max_kl`."""
+    """Warn, or raise MismatchError, if any model's sampler/kl exceeds `rollout.sync.max_kl`."""
     if sync.max_kl is None:
         return
     exceeded = [
@@ -108,9 +114,10 @@ def check_mismatch(metrics: Mapping[str, float], sync: SyncConfig) -> None:
     if not exceeded:
         return
     message = (
-        f"{', '.join(exceeded)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs are not those of "
-        "the policy. Look for different kernels, precision or templates; "
-        "algorithm.loss.name=truncated_importance_sampling and algorithm.max_sequence_ratio limit the effect"
+        f"{', '.join(exceeded)}, above rollout.sync.max_kl ({sync.max_kl}): the engine's log-probs "
+        "are not those of the policy. Look for different kernels, precision or templates; "
+        "algorithm.loss.name=truncated_importance_sampling and algorithm.max_sequence_ratio limit "
+        "the effect"
     )
     if sync.on_max_kl == "stop":
         raise MismatchError(f"{message}. The run resumes from its last checkpoint")

@@ -13,17 +13,18 @@ from spiral_mega.rollout.two_engines import TwoEngines
 def build_engines(
     config: Config, stop_ids: frozenset[int], runtime: Runtime
 ) -> tuple[Sampler, dict[str, RolloutEngine]]:
-    """Return the run's sampler, and for each model, by name, the engine that its weights are loaded into. Collective.
+    """Return the run's sampler, and by model the engine that its weights go into. Collective.
 
-    Two models that are adapters of the same weights share one vLLM engine with `rollout.sync.lora` "adapter"; otherwise
-    each model has an engine of its own.
+    Two models that are adapters of the same weights share one vLLM engine with `rollout.sync.lora`
+    "adapter"; otherwise each model has an engine of its own.
     """
     configs = model_configs(config)
-    two_models = config.two_models
-    if two_models is not None and two_models.form == "adapters" and config.rollout.sync.lora == "adapter":
+    are_adapters = config.two_models is not None and config.two_models.form == "adapters"
+    if are_adapters and config.rollout.sync.lora == "adapter":
         from spiral_mega.rollout.vllm_engine import VllmEngine
 
-        shared = VllmEngine(config, stop_ids, runtime, _make_replica(config, runtime), models=tuple(configs))
+        replica = _make_replica(config, runtime)
+        shared = VllmEngine(config, stop_ids, runtime, replica, models=tuple(configs))
         return shared, {name: shared.for_model(name) for name in configs}
     engines = {name: build_engine(each, stop_ids, runtime) for name, each in configs.items()}
     sampler = engines[DEFAULT_MODEL] if len(engines) == 1 else TwoEngines(engines)
@@ -31,7 +32,7 @@ def build_engines(
 
 
 def build_engine(config: Config, stop_ids: frozenset[int], runtime: Runtime) -> RolloutEngine:
-    """Return the engine of one model, as `rollout.engine.name` says, with weights yet to be loaded. Collective."""
+    """Return one model's engine, with weights yet to be loaded. Collective."""
     replica = _make_replica(config, runtime)
     if config.rollout.engine.name == "vllm":
         from spiral_mega.rollout.vllm_engine import VllmEngine

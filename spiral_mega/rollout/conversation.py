@@ -12,7 +12,10 @@ from spiral_mega.traces import Trace
 
 @dataclass(slots=True)
 class Conversation:
-    """A trace and its chat. `messages` are the problem's, then turns and replies; `turns` counts the model's."""
+    """A trace and its chat.
+
+    `messages` are the problem's, then turns and replies; `turns` counts the model's.
+    """
 
     trace: Trace
     messages: list[Message]
@@ -32,8 +35,7 @@ class Conversation:
         self.turns += 1
 
     def add_replies(self, replies: list[Message], token_ids: list[int]) -> None:
-        """Append the environment's replies as the tokens that the model sees; they were not sampled, so have no
-        log-probs."""
+        """Append replies as the tokens that the model sees; not sampled, they have no log-probs."""
         trace = self.trace
         start = len(trace.response_ids)
         trace.response_ids = [*trace.response_ids, *token_ids]

@@ -1,4 +1,4 @@
-"""Lets a plain transformers model decode without copying its cache: attention by group, a cache that grows in place."""
+"""Decoding on a plain transformers model: grouped attention, and a cache that grows in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_SPARE = 64  # tokens of memory allocated beyond those that are needed
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values [B, H, length, D] that are views of buffers with spare memory for more tokens."""
+    """Keys and values [B, H, length, D] that are views of buffers with spare memory."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -59,10 +59,11 @@ def attend_by_group(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute what transformers' "sdpa" does, without repeating the cache when one token is decoded (W = 1).
+    """Compute what transformers' "sdpa" does, without repeating the cache when W = 1.
 
-    query [B, Hq, W, D], key and value [B, Hkv, S, D] -> [B, W, Hq, D]. For W = 1 the query heads that share a key head
-    become that head's queries; "sdpa" would repeat keys and values for each of them.
+    query [B, Hq, W, D], key and value [B, Hkv, S, D] -> [B, W, Hq, D]. For W = 1 the query heads
+    that share a key head become that head's queries; "sdpa" would repeat keys and values for each
+    of them.
     """
     batch, heads, tokens, width = query.shape
     groups = heads // key.shape[1]

@@ -1,8 +1,8 @@
-"""The protocol of a rollout engine: requests are added at any time, and samples are returned as they finish.
+"""The engine protocol: add requests at any time, get samples as they finish.
 
-It has the shape of vLLM's own loop, so that an engine with continuous batching starts aggregation requests while other
-search traces are still decoding. One request asks for n samples of one prompt, which an engine with a prefix cache
-serves from one prefill.
+It has the shape of vLLM's own loop, so that an engine with continuous batching starts aggregation
+requests while other search traces are still decoding. One request asks for n samples of one prompt,
+which an engine with a prefix cache serves from one prefill.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from spiral_mega.traces import FinishReason
 
 
 class RequestKey(NamedTuple):
-    """Names what a request samples: the answers to an episode's set (or, without `set_index`, to its problem).
+    """Names what a request samples: answers to an episode's set, or to its problem.
 
-    The first turn of all answers is one request, without `trace`. Each later turn, `turn` >= 1, is a request for the
-    answer with the index `trace` alone. `component` selects the model that answers, of two.
+    The first turn of all answers is one request, without `trace`. Each later turn, `turn` >= 1, is
+    a request for the answer with the index `trace` alone. `component` selects the model that
+    answers, of two.
     """
 
     episode: int
@@ -33,10 +34,10 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`num_samples` samples of one prompt. Sample i is drawn with seed `seed + i`, whatever else the engine is doing.
+    """`num_samples` samples of one prompt; sample i is drawn with seed `seed + i` alone.
 
-    `key` is unique among the requests in flight and is returned with each sample. Requests of lower `priority` are
-    admitted first.
+    `key` is unique among the requests in flight and is returned with each sample. Requests of lower
+    `priority` are admitted first.
     """
 
     key: RequestKey
@@ -49,7 +50,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A finished response: tokens [L], end token included, and their log-probs [L] under the engine's temperature.
+    """A finished response: its tokens [L], end token included, and their log-probs [L].
+
+    Log-probs are under the engine's temperature.
 
     `cached_tokens` tokens of its prompt came from the engine's cache.
     """
@@ -70,10 +73,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The ranks that hold one engine between them (tensor parallel), this rank included; by default this rank alone.
+    """The ranks that hold one engine between them (tensor parallel); by default this rank alone.
 
-    They are given the same requests and return the same samples; their first rank, the leader, keeps the episodes.
-    There are `count` replicas of `size` consecutive ranks each, and this one is number `index`.
+    They are given the same requests and return the same samples; their first rank, the leader,
+    keeps the episodes. There are `count` replicas of `size` consecutive ranks each, and this one is
+    number `index`.
     """
 
     index: int = 0
@@ -86,7 +90,7 @@ class Replica:
         return range(index * self.size, (index + 1) * self.size)
 
     def owner(self, episode: int) -> int:
-        """Return the index of the replica that owns an episode: it samples the search traces and keeps the result."""
+        """Return the index of the replica that samples an episode's search and keeps the result."""
         return episode % self.count
 
     def owns(self, episode: int) -> bool:
@@ -95,7 +99,7 @@ class Replica:
 
 
 def make_replica(runtime: Runtime, ranks: int) -> Replica:
-    """Return this rank's replica when every `ranks` consecutive ranks share an engine; `ranks` divides the world."""
+    """Return this rank's replica when every `ranks` consecutive ranks share an engine."""
     index, position = divmod(runtime.rank, ranks)
     return Replica(index, runtime.world_size // ranks, position == 0, ranks)
 
@@ -109,7 +113,7 @@ class Sampler(Protocol):
         """Queue a request; allowed at any time between calls of `step`."""
 
     def step(self) -> list[Sample]:
-        """Advance by about one token, and return the samples that finished since the last call (possibly none).
+        """Advance by about one token; return the samples that finished, possibly none.
 
         Callers decide between steps whether to stop, so a step has to be short.
         """
@@ -121,24 +125,27 @@ class Sampler(Protocol):
         """Drop the unfinished samples of these requests; none of them is returned later."""
 
     def reset_prefix_cache(self) -> None:
-        """Drop cached prompts, so that earlier samples cannot affect later ones. Requires that nothing is in flight."""
+        """Drop cached prompts, so that earlier samples cannot affect later ones.
+
+        Nothing may be in flight.
+        """
 
     def sleep(self) -> None:
-        """Free the device's memory until the next load of weights. Requires that nothing is in flight."""
+        """Free the device's memory until the next load of weights. Nothing may be in flight."""
 
     def close(self) -> None:
-        """Release the engine's resources. Neither the engine nor the process group can be used afterwards."""
+        """Release all resources; afterwards neither engine nor process group can be used."""
 
 
 class RolloutEngine(Sampler, Protocol):
     """Samples from the current weights of one policy."""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the policy's full tensors by their Hugging Face names, `lm_head.weight` always among them.
+        """Load full tensors by their Hugging Face names, always including `lm_head.weight`.
 
-        Called on every rank of the replica. Raises ValueError if a tensor is unknown, missing or of another shape; the
-        engine then refuses to sample until a load succeeds.
+        Called on every rank of the replica. Raises ValueError if a tensor is unknown, missing or of
+        another shape; the engine then refuses to sample until a load succeeds.
         """
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load the adapters that `model.lora` describes, by PEFT's names; apply them to the weights loaded before."""
+        """Load adapters of the current weights, by PEFT's names, as `model.lora` describes them."""

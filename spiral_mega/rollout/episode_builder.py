@@ -1,13 +1,14 @@
-"""Builds one episode from samples: search traces, then each set's answers as soon as all of its members are there.
+"""Builds an episode from samples: search traces, then each set once its members have finished.
 
     first_request() -> samples of the problem ---+
                                                  v
-    requests  <-----------------------------  add_sample()  ->  verifier (one call for each finished trace)
+    requests  <-----------------------------  add_sample()  ->  verifier (once for each trace)
       next turn of the trace, if the environment replied        |
       sets whose last member has just finished                  v
                                               build(), once is_complete()
 
-Everything that is random follows from the task's seed parts: an episode is the same whoever samples it, in any order.
+Everything that is random follows from the task's seed parts: an episode is the same whoever samples
+it, in any order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem to sample an episode for. `seed_parts` distinguish the episode from every other one of the run."""
+    """A problem to sample an episode for; no other episode of the run has its `seed_parts`."""
 
     problem: Problem
     step: int
@@ -59,8 +60,8 @@ class SamplingContext:
 class EpisodeBuilder:
     """Turns samples into an episode, and returns the requests that each sample makes possible.
 
-    `aggregates`: also draw sets and answer them. `verify_rewards`: submit traces to the verifier; of the ranks of a
-    replica, which all build the same episode, only the leader does.
+    `aggregates`: also draw sets and answer them. `verify_rewards`: submit traces to the verifier;
+    of the ranks of a replica, which all build the same episode, only the leader does.
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class EpisodeBuilder:
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
         self.sets: list[SetSpec] = plan.draw_sets(rng, context.set_order) if aggregates else []
         self.unrequested_sets = set(range(len(self.sets))) if plan.aggregation_traces else set()
-        self.prompts: dict[int | None, list[int]] = {None: context.prompter.search_prompt(task.problem)}  # by set index
+        search_prompt = context.prompter.search_prompt(task.problem)
+        self.prompts: dict[int | None, list[int]] = {None: search_prompt}  # by set index
         self.conversations: dict[RequestKey, Conversation] = {}  # of unfinished traces
         self.search: dict[int, Trace] = {}
         self.aggregation: list[dict[int, Trace]] = [{} for _ in self.sets]
@@ -82,7 +84,7 @@ class EpisodeBuilder:
         return self._first_turns(SEARCH, None, self.context.plan.search_traces)
 
     def add_sample(self, sample: Sample) -> list[Request]:
-        """Record a turn. Return the trace's next turn or, if the trace has ended, the sets that it completes."""
+        """Record a turn; return the trace's next turn, or the sets that its last turn completes."""
         trace_key = sample.trace_key
         conversation = self.conversations.get(trace_key) or self._start_conversation(trace_key)
         text = self.context.tokenizer.decode(sample.token_ids, skip_special_tokens=True)
@@ -124,7 +126,7 @@ class EpisodeBuilder:
         return conversation
 
     def _next_turn(self, conversation: Conversation) -> Request | None:
-        """Ask the environment; return the request for the trace's next turn, or None if the trace has ended."""
+        """Ask the environment; return the trace's next turn, or None if the trace has ended."""
         environment, trace = self.context.environment, conversation.trace
         if environment is None or trace.finish != "stop" or conversation.turns >= environment.max_turns:
             return None
@@ -157,12 +159,13 @@ class EpisodeBuilder:
     def _request_ready_sets(self) -> list[Request]:
         """Return the requests of all sets whose members have finished.
 
-        A set whose prompt leaves no room is finished at once, which may complete sets of the next level.
+        A set whose prompt leaves no room is finished at once, which may complete sets of the next
+        level.
         """
         requests: list[Request] = []
-        while ready := [index for index in sorted(self.unrequested_sets) if self._has_members(index)]:
-            self.unrequested_sets.difference_update(ready)
-            for set_index in ready:
+        while ready_sets := [each for each in sorted(self.unrequested_sets) if self._has_members(each)]:
+            self.unrequested_sets.difference_update(ready_sets)
+            for set_index in ready_sets:
                 request = self._set_request(set_index)
                 if request is not None:
                     requests.append(request)
@@ -189,7 +192,8 @@ class EpisodeBuilder:
         count, component = context.plan.aggregation_traces, spec.component
         if len(prompt) < context.rollout.sampling.max_context_tokens:
             return self._first_turns(component, set_index, count)
-        # The answers exist but are empty, and count as truncated. They score 0 without being verified.
+        # The answers exist but are empty, and count as truncated. They score 0 without being
+        # verified.
         self.aggregation[set_index] = {
             index: Trace(component, index, prompt, [], [], "length", "", set_index) for index in range(count)
         }
@@ -204,7 +208,8 @@ class EpisodeBuilder:
             num_samples=count,
             seed=derive_seed(*self.task.seed_parts, component, -1 if set_index is None else set_index),
             max_tokens=self._max_tokens(set_index),
-            # Answers before searches, as they are nearest to their end; longest prompts first, as they take longest.
+            # Answers before searches, as they are nearest to their end; longest prompts first, as
+            # they take longest.
             priority=0 if component == SEARCH else -len(prompt),
         )
 
@@ -212,7 +217,8 @@ class EpisodeBuilder:
         """Return the most tokens that a response may have, replies of the environment included."""
         sampling = self.context.rollout.sampling
         limit = self.context.plan.max_tokens if set_index is None else self.sets[set_index].max_tokens
-        return min(limit or sampling.max_response_tokens, sampling.max_context_tokens - len(self.prompts[set_index]))
+        context_left = sampling.max_context_tokens - len(self.prompts[set_index])
+        return min(limit or sampling.max_response_tokens, context_left)
 
     def _apply_verdict(self, trace: Trace, verdict: Verdict) -> None:
         trace.reward, trace.verification = verdict.reward, verdict.status

@@ -1,20 +1,20 @@
-"""The exchange between ranks while they sample: what every rank reports, where sets are routed, what is sent.
+"""The exchange between ranks while they sample: statuses, routing of sets, messages.
 
-Every rank takes part in exchange number i after the same number of its own engine steps, so which engine samples what
-follows from the work alone, never from the clock: the same seed and world size give the same run. No engine waits
-for an exchange. It runs in the background, and its result is applied a fixed number of exchanges later, `LAG`, on
-every rank:
+Every rank takes part in exchange number i after the same number of its own engine steps, so which
+engine samples what follows from the work alone, never from the clock: the same seed and world size
+give the same run. No engine waits for an exchange. It runs in the background, and its result is
+applied a fixed number of exchanges later, `LAG`, on every rank:
 
     engine        | steps  | steps  | steps  | steps  | steps  |   `exchange_interval` steps each
     main thread          S0       S1       S2 A0    S3 A1    S4 A2
     background             [--0--]   [--1--]  [--2--]  [--3--]
 
     Si  collect the status and the outbox, and submit exchange i
-    [i] all-gather the statuses; route the ready sets; all-to-all of requests and samples, if there are any
-    Ai  apply the result of exchange i; blocks only if another rank is more than `LAG` exchanges behind
+    [i] all-gather the statuses; route the ready sets; all-to-all of requests and samples, if any
+    Ai  apply the result of exchange i; blocks only if a rank is more than `LAG` exchanges behind
 
-A set goes to the replica that reads the least context, and its samples return to the replica that owns the episode.
-With a single replica there is nothing to hide: results are applied at once.
+A set goes to the replica that reads the least context, and its samples return to the replica that
+owns the episode. With a single replica there is nothing to hide: results are applied at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
 
 EXCHANGES_PER_RESPONSE = 64  # by default, for a response of the maximum length
 MIN_INTERVAL = 8  # engine steps
-LAG = 2  # exchanges between collecting a status and applying the result: how far engines may be apart
+LAG = 2  # exchanges from collecting a status to applying the result: how far engines may be apart
 
 Message = Request | Sample
 
@@ -46,7 +46,7 @@ def exchange_interval(rollout: RolloutConfig) -> int:
 
 
 class ReadySet(NamedTuple):
-    """A set to be routed, and the tokens of context that an engine reads to answer it, over all answers."""
+    """A set to be routed, and the tokens of context that all of its answers read."""
 
     key: RequestKey
     tokens: int
@@ -56,9 +56,10 @@ class ReadySet(NamedTuple):
 class RankStatus:
     """What a rank reports to all others at an exchange.
 
-    `stopped`: the rank was asked to stop. `sampling`: some trace of its episodes is unfinished. `load`: tokens of
-    context that a step of its engine reads. `has_samples`: it has samples for other replicas. `finalized`: for each
-    episode finalized since the last exchange, by index, whether it is effective.
+    `stopped`: the rank was asked to stop. `sampling`: some trace of its episodes is unfinished.
+    `load`: tokens of context that a step of its engine reads. `has_samples`: it has samples for
+    other replicas. `finalized`: for each episode finalized since the last exchange, by index,
+    whether it is effective.
     """
 
     stopped: bool
@@ -71,7 +72,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """What a rank hands over at an exchange: requests to be routed, and samples for the replicas that own them."""
+    """What a rank sends: requests to be routed, and samples for the replicas that own them."""
 
     requests: list[Request] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -79,9 +80,10 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
-    """What an exchange brings to a rank: one status for each replica, and the messages for this rank.
+    """What an exchange brings to a rank: a status of each replica, and messages.
 
-    `stopped` and `sampling`: whether any rank is. `min_peer_load`: least load of another replica after routing.
+    `stopped` and `sampling`: whether any rank is. `min_peer_load`: least load of another replica
+    after routing.
     """
 
     statuses: list[RankStatus]
@@ -92,13 +94,14 @@ class ExchangeResult:
 
 
 class Exchange:
-    """The exchanges of one stream of episodes, in order, on a background thread and the process group `group`."""
+    """The exchanges of one stream of episodes, on a background thread and `group`."""
 
     def __init__(self, replica: Replica, group: dist.ProcessGroup | None) -> None:
         self.replica, self.group = replica, group
         self.lag = LAG if replica.count > 1 else 0
         self._background = BackgroundCollectives()
-        # For each of the last `lag` exchanges, the context routed to each replica: their reported loads lack it still.
+        # For each of the last `lag` exchanges, the context routed to each replica, which their
+        # reported loads do not contain yet.
         self._recently_routed: deque[list[int]] = deque(maxlen=self.lag)
 
     def __enter__(self) -> Exchange:
@@ -106,12 +109,15 @@ class Exchange:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._background.__exit__(kind, error, traceback)
 
     def submit(self, status: RankStatus, outbox: Outbox) -> ExchangeResult | None:
-        """Start the next exchange. Return the result that is due, of `lag` exchanges ago; None before the first is."""
+        """Start the next exchange; return the result of `lag` exchanges ago, if there is one."""
         in_flight = self._background.submit(self._run, status, outbox)
         if in_flight <= self.lag:
             return None
@@ -134,37 +140,43 @@ class Exchange:
         )
 
     def _route(self, statuses: Sequence[RankStatus]) -> tuple[list[int], dict[RequestKey, int]]:
-        """Route all ready sets; return the loads of the replicas afterwards, and the replica that each set goes to."""
+        """Route all ready sets; return the new loads, and the replica that each set goes to."""
         reported = [status.load for status in statuses]
         before = [sum(parts) for parts in zip(reported, *self._recently_routed, strict=True)]
         ready_sets = [ready for status in statuses for ready in status.ready_sets]
         loads = list(before)
         destinations = route_sets(ready_sets, loads)
-        self._recently_routed.append([after - load for after, load in zip(loads, before, strict=True)])
+        routed = [after - load for after, load in zip(loads, before, strict=True)]
+        self._recently_routed.append(routed)
         return loads, destinations
 
     def _send(
         self, statuses: Sequence[RankStatus], outbox: Outbox, destinations: dict[RequestKey, int]
     ) -> list[Message]:
-        """Send requests and samples; return the messages for this rank, those from other replicas first."""
-        own = [request for request in outbox.requests if destinations[request.key] == self.replica.index]
+        """Send requests and samples; return this rank's messages, those of other replicas first."""
+        own_index = self.replica.index
+        own = [each for each in outbox.requests if destinations[each.key] == own_index]
         if not destinations and not any(status.has_samples for status in statuses):
             return []
-        received: list[Message] = all_to_all_objects(self._outgoing(outbox, destinations), self.group)
+        outgoing = self._outgoing(outbox, destinations)
+        received: list[Message] = all_to_all_objects(outgoing, self.group)
         return [*received, *own]
 
     def _outgoing(self, outbox: Outbox, destinations: dict[RequestKey, int]) -> list[list[Message]]:
-        """Return the messages for each rank; a replica's leader sends to every rank of other replicas."""
+        """Return the messages for each rank; a leader sends to every rank of other replicas."""
         outgoing: list[list[Message]] = [[] for _ in range(self.replica.count * self.replica.size)]
         if not self.replica.leader:
             return outgoing
-        addressed: list[tuple[int, Message]] = [(destinations[each.key], each) for each in outbox.requests]
-        addressed += [(self.replica.owner(each.key.episode), each) for each in outbox.samples]
-        for replica, message in addressed:
-            if replica != self.replica.index:
-                for rank in self.replica.ranks(replica):
-                    outgoing[rank].append(message)
+        for request in outbox.requests:
+            self._address(request, destinations[request.key], outgoing)
+        for sample in outbox.samples:
+            self._address(sample, self.replica.owner(sample.key.episode), outgoing)
         return outgoing
+
+    def _address(self, message: Message, replica: int, outgoing: list[list[Message]]) -> None:
+        if replica != self.replica.index:
+            for rank in self.replica.ranks(replica):
+                outgoing[rank].append(message)
 
 
 def route_sets(ready_sets: Sequence[ReadySet], loads: list[int]) -> dict[RequestKey, int]:

@@ -1,4 +1,4 @@
-"""Samples episodes for many problems over all ranks: search -> sets -> aggregation -> rewards, with no barrier between.
+"""Samples episodes over all ranks: search -> sets -> aggregation -> rewards, without barriers.
 
 TaskSource -> tasks -> Scheduler (one a rank) <-> engine
                           |  ^
@@ -39,7 +39,8 @@ class Interrupted(Exception):
 class Pipeline:
     """Turns tasks into episodes with rewards, by the algorithm's sampling plan or by `plan`.
 
-    `interrupted` is called at each exchange and returns whether to stop. Construction is collective.
+    `interrupted` is called at each exchange and returns whether to stop. Construction is
+    collective.
     """
 
     def __init__(
@@ -58,18 +59,21 @@ class Pipeline:
         environment = make_environment(rollout.sampling)
         self.context = SamplingContext(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
         self.exchange_interval = exchange_interval(rollout)
-        self.group = dist.new_group(backend="gloo")  # exchanges overlap the engines' own collectives
+        self.group = dist.new_group(backend="gloo")  # exchanges overlap the engines' collectives
 
     def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[Episode]:
-        """Sample one episode for each task; return those that this rank keeps, in order of `Episode.index`.
+        """Sample an episode for each task; return this rank's, in order of `Episode.index`.
 
-        Collective: every rank passes the same tasks. With `aggregates` sets are drawn and answered too. Raises
-        Interrupted on all ranks if any was asked to stop.
+        Collective: every rank passes the same tasks. With `aggregates` sets are drawn and answered
+        too. Raises Interrupted on all ranks if any was asked to stop.
         """
         return self.stream(_FixedTasks(tasks), aggregates=aggregates)
 
     def stream(self, source: TaskSource, *, aggregates: bool) -> list[Episode]:
-        """As `run`, for tasks that `source` supplies one after another and may cancel; indices are in that order."""
+        """As `run`, for tasks that `source` supplies one after another and may cancel.
+
+        Indices number the tasks in the order in which they are supplied.
+        """
         scheduler = Scheduler(self.context, self.engine, source, aggregates=aggregates, interrupted=self.interrupted)
         scheduler.start()
         progress = _ProgressLog(scheduler)
@@ -83,7 +87,8 @@ class Pipeline:
                     if not scheduler.num_unfinalized:
                         break
                 heartbeat()  # also on a rank without requests, while the others sample
-        # Every rank has submitted as many exchanges as this one, so those still in flight have completed.
+        # Every rank has submitted as many exchanges as this one, so those still in flight have
+        # completed.
         if scheduler.stopped:
             raise Interrupted
         return [scheduler.episodes[index] for index in sorted(scheduler.episodes)]

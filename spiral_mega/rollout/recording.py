@@ -1,7 +1,8 @@
 """Batches on disk: recorded as they are collected, and replayed without an engine.
 
-For debugging, for timing the trainer alone, and for comparing policies on the same episodes. A replay may have another
-number of ranks, another policy or another objective: credit is assigned anew.
+For debugging, for timing the trainer alone, and for comparing policies on the same episodes. A
+replay may have another number of ranks, another policy or another objective: credit is assigned
+anew.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Recorder:
 
 
 class Replayer:
-    """Collects what a Recorder wrote under `folder`. Raises UserError if a file of any of `steps` is missing."""
+    """Collects what a Recorder wrote under `folder`.
+
+    Raises UserError if a file of any of `steps` is missing.
+    """
 
     def __init__(self, folder: str, steps: range, objective: Objective, runtime: Runtime) -> None:
         self.folder, self.objective, self.runtime = folder, objective, runtime
@@ -82,7 +86,7 @@ class Replayer:
         )
 
     def _read_totals(self, step: int) -> dict[str, Any]:
-        """Return what is recorded of the whole batch, after checking that the files of all ranks are readable."""
+        """Return what is recorded of the whole batch, once the files of all ranks are readable."""
         path = trace_path(self.folder, step + 1, 0)
         try:
             totals: dict[str, Any] = json.loads(pq.read_schema(path).metadata[b"batch"])
@@ -91,8 +95,9 @@ class Replayer:
                 pq.read_schema(path)
         except (OSError, pa.ArrowException, TypeError, KeyError, ValueError) as error:
             raise UserError(
-                f"rollout.record.read {self.folder!r}: no record of step {step + 1} at {path} ({error}): record as "
-                "many steps as run.steps with rollout.record.write, or lower run.steps"
+                f"rollout.record.read {self.folder!r}: no record of step {step + 1} at {path} "
+                f"({error}): record as many steps as run.steps with rollout.record.write, or lower "
+                "run.steps"
             ) from error
         return totals
 

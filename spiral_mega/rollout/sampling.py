@@ -1,4 +1,4 @@
-"""Token sampling with per-trace randomness: uniforms from (seed, position), never from a shared generator."""
+"""Token sampling with per-trace randomness: uniforms from (seed, position) alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def trace_uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
-    """Return uniform numbers in [0, 1), float64 [B], one for each seed [B] at a token position (splitmix64).
+    """Return uniforms in [0, 1), float64 [B], for seeds [B] at a token position (splitmix64).
 
     Counter-based: the same seed and position give the same number in any batch, on any device.
     """
@@ -26,7 +26,9 @@ def _splitmix64(state: np.ndarray) -> np.ndarray:
 
 
 def sample_tokens(logits: torch.Tensor, temperature: float, uniforms: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample tokens [B] with log-probs [B] from logits [B, V] / temperature, by inverse transform of uniforms [B].
+    """Sample tokens [B] and their log-probs [B] from logits [B, V] / temperature.
+
+    Inverse transform of the uniforms [B].
 
     Probabilities are accumulated in float64, so that a large vocabulary does not bias the tail.
     """

@@ -1,8 +1,8 @@
-"""The scheduler of one rank: which requests its engine gets, which wait to be routed, and which episodes are done.
+"""The scheduler of one rank: what its engine samples next, and which episodes are done.
 
-A task belongs to the replica that its index selects, which samples its search traces. A set is requested as soon as its
-last member finishes: at once on this engine, unless another one reads less context; then it waits for the next exchange
-(`spiral_mega.rollout.exchange`), which routes it.
+A task belongs to the replica that its index selects, which samples its search traces. A set is
+requested as soon as its last member finishes: at once on this engine, unless another one reads less
+context; then it waits for the next exchange (`spiral_mega.rollout.exchange`), which routes it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ class TaskSource(Protocol):
         """Assign credit to a complete episode, on its leader; return whether it is effective."""
 
     def next(self, finalized: dict[int, bool]) -> list[Task] | None:
-        """Return new tasks, given the episodes finalized since the last call; None cancels all unfinalized ones.
+        """Return new tasks, or None to cancel all unfinalized ones.
 
-        `finalized` has, by the index of the task in the order of all tasks returned, whether the episode is effective.
+        `finalized` has, for each episode finalized since the last call, whether it is effective, by
+        the index of its task in the order of all tasks returned.
         """
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """A request on this engine: how many samples are missing, and the engine step at which it was added."""
+    """A request on this engine, its missing samples, and the engine step when it was added."""
 
     request: Request
     missing: int
@@ -60,12 +61,12 @@ class Scheduler:
         self.aggregates, self.interrupted = aggregates, interrupted
         self.replica = engine.replica
         self.builders: dict[int, EpisodeBuilder] = {}  # unfinalized episodes that this replica owns
-        self.complete: list[int] = []  # sampled by the last exchange; finalized at the next, when rewards are due
+        self.complete: list[int] = []  # at the last exchange; finalized, with rewards, at the next
         self.episodes: dict[int, Episode] = {}  # finalized, on the leader
         self.in_flight: dict[RequestKey, _InFlight] = {}
         self.ready_requests: list[Request] = []  # sets that wait to be routed
         self.outgoing_samples: list[Sample] = []  # sampled here for episodes of other replicas
-        self.min_peer_load = float("inf")  # least load of another replica, as of the last exchange applied
+        self.min_peer_load = float("inf")  # of other replicas, as of the last exchange applied
         self.num_tasks = 0
         self.num_unfinalized = 0  # over all ranks, as of the last exchange applied
         self.engine_step = 0
@@ -91,19 +92,20 @@ class Scheduler:
         finalized = {index: self._finalize(index) for index in self.complete}
         self.complete = [index for index, builder in self.builders.items() if builder.is_complete()]
         outbox = Outbox(self.ready_requests, self.outgoing_samples)
+        ready_sets = [_ready_set(request) for request in outbox.requests]
         self.ready_requests, self.outgoing_samples = [], []
         status = RankStatus(
             stopped=self.interrupted(),
             sampling=len(self.complete) < len(self.builders),
             load=self._load(),
-            ready_sets=[ReadySet(each.key, each.num_samples * len(each.prompt_ids)) for each in outbox.requests],
+            ready_sets=ready_sets,
             has_samples=bool(outbox.samples),
             finalized=finalized,
         )
         return status, outbox
 
     def apply(self, result: ExchangeResult) -> None:
-        """Act on an exchange: stop, or submit what came here, and start the tasks that follow on what was finalized."""
+        """Act on an exchange: stop, or submit what came here and start the tasks that follow."""
         if result.stopped and result.sampling:
             self.stopped = True
             self._cancel_all()
@@ -143,15 +145,18 @@ class Scheduler:
         """Cancel every unfinalized episode, on all ranks alike."""
         self.num_unfinalized = 0
         self.engine.abort(self.in_flight.keys())
-        for unfinished in (self.in_flight, self.builders, self.ready_requests, self.outgoing_samples, self.complete):
-            unfinished.clear()
+        self.in_flight.clear()
+        self.builders.clear()
+        self.complete.clear()
+        self.ready_requests.clear()
+        self.outgoing_samples.clear()
 
     def _submit(self, request: Request) -> None:
         self.in_flight[request.key] = _InFlight(request, request.num_samples, self.engine_step)
         self.engine.add(request)
 
     def _receive(self, sample: Sample) -> None:
-        """Add a sample of this engine to its episode, or keep it for the replica that owns the episode."""
+        """Add a sample of this engine to its episode, or keep it for the episode's owner."""
         in_flight = self.in_flight[sample.key]
         in_flight.missing -= 1
         if not in_flight.missing:
@@ -162,7 +167,7 @@ class Scheduler:
             self.outgoing_samples.append(sample)
 
     def _add_to_episode(self, sample: Sample) -> None:
-        """Add a sample to its episode, and submit the requests that follow or keep them for the next exchange."""
+        """Add a sample to its episode; submit the requests that follow, or have them routed."""
         for request in self.builders[sample.key.episode].add_sample(sample):
             if self._load() <= self.min_peer_load:
                 self._submit(request)
@@ -174,10 +179,14 @@ class Scheduler:
         return sum(each.load(self.engine_step) for each in self.in_flight.values())
 
     def _finalize(self, index: int) -> bool:
-        """Complete an episode with rewards and credit, on the leader; return whether it is effective."""
+        """Build an episode and assign credit, on the leader; return whether it is effective."""
         builder = self.builders.pop(index)
         if not self.replica.leader:
             return False
         episode = builder.build()
         self.episodes[index] = episode
         return self.source.finalize(episode)
+
+
+def _ready_set(request: Request) -> ReadySet:
+    return ReadySet(request.key, request.num_samples * len(request.prompt_ids))

@@ -2,11 +2,12 @@
 
     release()   engine sleeps, if rollout.engine.sleep
     ...         the policy updates
-    __call__()  empty torch's cache -> base weights (each time, or once with adapters) -> adapters -> check
+    __call__()  empty torch's cache -> base weights (once, with adapters) -> adapters -> check
 
-The check compares the log-probs of engine and policy on a response to a canary prompt. At any bound it detects dummy,
-partial and scrambled weights, and another model. An engine that is one small update behind differs by little more than rounding, which only
-a tight `rollout.sync.max_logprob_gap` detects.
+The check compares the log-probs of engine and policy on a response to a canary prompt. At any bound
+it detects dummy, partial and scrambled weights, and another model. An engine that is one small
+update behind differs by little more than rounding, which only a tight
+`rollout.sync.max_logprob_gap` detects.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class SyncError(UserError):
 class WeightSync:
     """Streams weights into the engine, then compares log-probs on a response to `prompt_ids`.
 
-    With `rollout.sync.lora` "adapter" the base weights are sent once and the adapters at each sync. A `frozen` model is
-    sent once, unless the engine loses its weights in sleep.
+    With `rollout.sync.lora` "adapter" the base weights are sent once and the adapters at each sync.
+    A `frozen` model is sent once, unless the engine loses its weights in sleep.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class WeightSync:
         self._request = Request(CANARY_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CANARY_TOKENS)
 
     def release(self) -> None:
-        """Let the engine free the device's memory for the policy until the next sync, if it is configured to sleep."""
+        """Let the engine free the device's memory until the next sync, if it is set to sleep."""
         if self.sleeps:
             self.engine.sleep()
 
@@ -74,9 +75,9 @@ class WeightSync:
         gap = max_over_ranks({"gap": self._logprob_gap()})["gap"]
         if not gap <= self.max_logprob_gap:
             raise SyncError(
-                f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, more than "
-                f"rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are stale or partial, or it "
-                "computes another model. Nothing was trained on its samples"
+                f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, "
+                f"more than rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are "
+                "stale or partial, or it computes another model. Nothing was trained on its samples"
             )
         return {"sync/logprob_gap": gap}
 
@@ -89,10 +90,15 @@ class WeightSync:
             self.engine.load_adapter(self.policy.adapter())
 
     def _logprob_gap(self) -> float:
-        """Return the largest difference between the engine's and the policy's log-probs on one response."""
+        """Return the largest difference between the log-probs of engine and policy on a response."""
         sample = self._sample_response()
         response = TrainingSequence(
-            SequenceKey(0, 0), self._request.prompt_ids, sample.token_ids, sample.logprobs, advantage=0.0, weight=0.0
+            key=SequenceKey(0, 0),
+            prompt_ids=self._request.prompt_ids,
+            response_ids=sample.token_ids,
+            sampler_logprobs=sample.logprobs,
+            advantage=0.0,
+            weight=0.0,
         )
         difference = self.policy.logprobs([response]).cpu() - torch.tensor(sample.logprobs)
         # NaN counts as infinite, as it would pass any bound.

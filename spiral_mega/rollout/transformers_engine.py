@@ -1,11 +1,13 @@
-"""The embedded engine: batched sampling with a KV cache on a plain transformers model, without extra packages.
+"""The embedded engine: batched sampling with a KV cache on a plain transformers model.
 
-It decodes one batch to its end, one token a step, before it starts the next one. For throughput on GPUs use an engine
-with continuous batching.
+It needs no extra packages. It decodes one batch to its end, one token a step, before it starts the
+next one. For throughput on GPUs use an engine with continuous batching.
 
-    queue of rows (one a sample) --_prefill--> batch --_sample--> one token for each row --_forward_tokens--> batch ...
-    each distinct prompt once,                         finished rows are returned,
-    its cache repeated for its rows                    and dropped when half of the batch has finished
+    queue --_prefill--> batch --_sample--> a token for each row --_forward_tokens--> batch --> ...
+
+    _prefill         runs each distinct prompt once, and repeats its cache for all rows that share it
+    _sample          returns the rows that finish
+    _forward_tokens  drops finished rows once they are half of the batch
 """
 
 from __future__ import annotations
@@ -43,14 +45,22 @@ class _Row:
 
     def sample(self) -> Sample:
         assert self.finish is not None
-        return Sample(self.request.key, self.index, self.token_ids, self.logprobs, self.finish, self.cached_tokens)
+        return Sample(
+            key=self.request.key,
+            index=self.index,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish=self.finish,
+            cached_tokens=self.cached_tokens,
+        )
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows [B] that decode together, all at the same response `position`; some of them have finished.
+    """Rows [B] that decode together, all at the same response `position`, some of them finished.
 
-    `mask` [B, cached] is 1 for real tokens and 0 for padding; `logits` [B, V] predict the next token.
+    `mask` [B, cached] is 1 for real tokens and 0 for padding; `logits` [B, V] predict the next
+    token.
     """
 
     rows: list[_Row]
@@ -74,8 +84,9 @@ class _Batch:
 class TransformersEngine:
     """A `RolloutEngine` that samples from `model` [vocabulary V] on the model's device.
 
-    `stop_ids` end a response and are part of it, even one that is also the padding token. Raises UserError for a model
-    whose cache holds more than keys and values (state-space and linear attention layers).
+    `stop_ids` end a response and are part of it, even one that is also the padding token. Raises
+    UserError for a model whose cache holds more than keys and values (state-space and linear
+    attention layers).
     """
 
     def __init__(
@@ -136,7 +147,8 @@ class TransformersEngine:
         return samples
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        parameters = ((name, each.detach()) for name, each in self.model.named_parameters(remove_duplicate=False))
+        named_parameters = self.model.named_parameters(remove_duplicate=False)
+        parameters = ((name, parameter.detach()) for name, parameter in named_parameters)
         targets = dict(to_checkpoint_names(self.model.config.model_type, parameters))
         shapes = {name: target.shape for name, target in targets.items()}
         self._partly_loaded = True
@@ -167,7 +179,7 @@ class TransformersEngine:
         return batch
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Run each distinct prompt once, left-padded, and repeat its cache for all rows that share it."""
+        """Run each distinct prompt once, left-padded; repeat its cache for all of its rows."""
         for before, row in pairwise(rows):
             row.cached_tokens = len(row.request.prompt_ids) if row.request is before.request else 0
         requests = list({id(row.request): row.request for row in rows}.values())
@@ -180,7 +192,7 @@ class TransformersEngine:
         return _Batch(rows, cache, mask[repeat], logits[repeat])
 
     def _sample(self, batch: _Batch) -> tuple[torch.Tensor, list[Sample]]:
-        """Sample the next token of every row; return the tokens [B], and the samples that they finish."""
+        """Sample the next token of every row; return the tokens [B] and the finished samples."""
         seeds = np.array([row.request.seed + row.index for row in batch.rows], dtype=np.uint64)
         uniforms = trace_uniforms(seeds, batch.position)
         tokens, logprobs = sample_tokens(batch.logits, self.temperature, uniforms)
@@ -202,22 +214,31 @@ class TransformersEngine:
         return "length" if len(row.token_ids) >= row.request.max_tokens else None
 
     def _forward_tokens(self, batch: _Batch, tokens: torch.Tensor) -> None:
-        """Feed `tokens` [B] to the model; finished rows are dropped once they are half of the batch."""
+        """Feed `tokens` [B] to the model; drop finished rows once they are half of the batch."""
         running = batch.running()
         if len(running) <= len(batch.rows) // 2:
             batch.select(running)
             tokens = tokens[torch.tensor(running, device=self.device)]
-        # A finished row's tokens count as padding, so that its position stays within the model's maximum.
+        # A finished row's tokens count as padding, so that its position stays within the model's
+        # maximum.
         is_real = [[row.finish is None] for row in batch.rows]
         new_column = torch.tensor(is_real, dtype=batch.mask.dtype, device=self.device)
         batch.mask = torch.cat([batch.mask, new_column], dim=1)
         batch.logits = self._forward(tokens[:, None], batch.mask, batch.cache)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Return logits [B, V] at the last column of ids [B, W], given the mask [B, cached + W] of real tokens."""
+        """Return logits [B, V] at the last column of ids [B, W].
+
+        `mask` [B, cached + W] is 1 for real tokens.
+        """
         positions = (mask.cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
         output = self.model(
-            ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         return output.logits[:, -1]
 
@@ -237,15 +258,17 @@ def _check_cache(model: PreTrainedModel) -> None:
     for layer in DynamicCache(config=model.config).layers:
         if not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin):
             raise UserError(
-                f"{type(model).__name__} keeps a {type(layer).__name__}, which the embedded engine cannot left-pad and "
-                "repeat: use a model with attention layers only, or another rollout.engine.name"
+                f"{type(model).__name__} keeps a {type(layer).__name__}, which the embedded engine "
+                "cannot left-pad and repeat: use a model with attention layers only, or another "
+                "rollout.engine.name"
             )
 
 
 def empty_model(config: Config, runtime: Runtime) -> PreTrainedModel:
     """Return the model of `config` on this rank's device, with weights yet to be loaded."""
     hf_config = AutoConfig.from_pretrained(config.model.path)
-    # Training may move a tied head away from the embedding (LoRA on the unembedding), so the engine unties them.
+    # Training may move a tied head away from the embedding (LoRA on the unembedding), so the engine
+    # unties them.
     hf_config.tie_word_embeddings = False
     with torch.device(runtime.device):
         return AutoModelForCausalLM.from_config(

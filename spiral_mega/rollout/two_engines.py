@@ -1,4 +1,7 @@
-"""Two engines behind one interface: search requests go to theta's, all others to phi's (paper, appendix B)."""
+"""Two engines behind one interface, for theta and phi (paper, appendix B).
+
+Search requests go to theta's engine, all others to phi's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from spiral_mega.traces import SEARCH
 
 
 class TwoEngines:
-    """A `Sampler` over `engines`, by the name of their model; weights are loaded into each of them directly."""
+    """A `Sampler` over `engines` by model name; weights are loaded into each engine directly."""
 
     def __init__(self, engines: Mapping[str, RolloutEngine]) -> None:
         self.engines, self.replica = dict(engines), engines[SEARCH].replica

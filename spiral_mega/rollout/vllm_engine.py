@@ -1,16 +1,18 @@
-"""vLLM in the trainer's own process: continuous batching, prefix cache, tensor parallelism over groups of ranks.
+"""vLLM in the trainer's own process: continuous batching, prefix cache, tensor parallelism.
 
-Each rank runs its own engine core ("external launcher"). The ranks of a tensor-parallel group must be given the same
-requests in the same order; they then schedule alike, and need no other coordination.
+Each rank runs its own engine core ("external launcher"). The ranks of a tensor-parallel group must
+be given the same requests in the same order; they then schedule alike, and need no other
+coordination.
 
 With `rollout.engine.sleep` engine and policy take turns on the device's memory, in this order:
 
-    engine   sample, sleep                          wake weights, load, wake KV cache, reset prefix cache, sample
-    policy                  update, empty torch's cache
-    ---------------------------------------------------------------------------------------------------------> time
+    engine   sample, sleep            wake weights, load, wake KV cache, reset prefix cache, sample
+    policy                  update,
+                            empty torch's cache
+    -------------------------------------------------------------------------------------> time
 
-Sleep drops the weights, which the next sync brings again (level 2), or keeps them in CPU memory where only adapters are
-synced (level 1).
+Sleep drops the weights, which the next sync brings again (level 2), or keeps them in CPU memory
+where only adapters are synced (level 1).
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from spiral_mega.models.weights import checked_weights, weight_shapes
 from spiral_mega.rollout.engine import Replica, Request, RequestKey, RolloutEngine, Sample
 from spiral_mega.rollout.vllm_experts import pack_experts_on_every_load
 
-# vLLM reads these at import. In-process, as weights cannot be loaded into an engine core that is another process.
+# vLLM reads these at import. In-process, as weights cannot be loaded into an engine core that is
+# another process.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -52,8 +55,8 @@ SHARED_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 class VllmEngine:
     """A `RolloutEngine`. Its weights are those that `load_weights` brings, never those on disk.
 
-    `models` names the models that share the engine's weights, each with an adapter of its own; `for_model` returns the
-    engine as one of them sees it.
+    `models` names the models that share the engine's weights, each with an adapter of its own;
+    `for_model` returns the engine as one of them sees it.
     """
 
     def __init__(
@@ -68,12 +71,13 @@ class VllmEngine:
         self.stop_ids = sorted(stop_ids)
         self.temperature = config.rollout.sampling.temperature
         self.needs_weights = True  # until the first load, and after a load that failed part-way
-        self._in_flight: dict[str, tuple[Request, int]] = {}  # by vLLM's request id: request, index of the sample
+        # By vLLM's request id: the request, and the index of the sample.
+        self._in_flight: dict[str, tuple[Request, int]] = {}
         self._num_requests = 0
         self._shapes = weight_shapes(config.model.path)
         self._lora = config.model.lora if config.rollout.sync.lora == "adapter" else None
         self._adapter_ids = {model: number for number, model in enumerate(models, 1)}
-        self._adapters: dict[str, Any] = {}  # by model: the LoRARequest of its requests, after the first load
+        self._adapters: dict[str, Any] = {}  # LoRARequest by model, after its first load
         self._asleep = False
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -81,7 +85,8 @@ class VllmEngine:
             self._llm = _make_llm(config, runtime, self._lora, num_adapters=len(models))
         _unlink_shared_memory(replica)
         self._engine = self._llm.llm_engine
-        # It warns at every load that rotary embeddings, which have no weights, got none; `checked_weights` is stricter.
+        # It warns at every load that rotary embeddings, which have no weights, got none;
+        # `checked_weights` is stricter.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
     def add(self, request: Request) -> None:
@@ -93,8 +98,9 @@ class VllmEngine:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        # For n samples vLLM would make n children with seeds seed + i, but return them when all have finished. Separate
-        # requests return each sample as it finishes, and the prefix cache serves their common prompt just the same.
+        # For n samples vLLM would make n children with seeds seed + i, but return them when all
+        # have finished. Separate requests return each sample as it finishes, and the prefix cache
+        # serves their common prompt just the same.
         for index in range(request.num_samples):
             request_id = str(self._num_requests)
             self._num_requests += 1
@@ -109,11 +115,16 @@ class VllmEngine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = TokensPrompt(prompt_token_ids=request.prompt_ids)
-            adapter = self._adapters.get(model)
-            self._engine.add_request(request_id, prompt, params, lora_request=adapter, priority=request.priority)
+            self._engine.add_request(
+                request_id,
+                prompt,
+                params,
+                lora_request=self._adapters.get(model),
+                priority=request.priority,
+            )
 
     def abort(self, keys: Collection[RequestKey]) -> None:
-        request_ids = [name for name, (request, _) in self._in_flight.items() if request.key in keys]
+        request_ids = [request_id for request_id, (request, _) in self._in_flight.items() if request.key in keys]
         self._engine.abort_request(request_ids)
         for request_id in request_ids:
             del self._in_flight[request_id]
@@ -131,8 +142,16 @@ class VllmEngine:
         request, index = self._in_flight.pop(output.request_id)
         answer = output.outputs[0]
         token_ids = list(answer.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(token_ids, answer.logprobs, strict=True)]
-        return Sample(request.key, index, token_ids, logprobs, answer.finish_reason, output.num_cached_tokens or 0)
+        by_token = zip(token_ids, answer.logprobs, strict=True)
+        logprobs = [entry[token].logprob for token, entry in by_token]
+        return Sample(
+            key=request.key,
+            index=index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish=answer.finish_reason,
+            cached_tokens=output.num_cached_tokens or 0,
+        )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         checked = checked_weights(weights, self._shapes)
@@ -145,7 +164,8 @@ class VllmEngine:
         assert self._lora is not None
         name, number = model or "policy", self._adapter_ids[model]
         tensors = {tensor_name: tensor.cpu().contiguous() for tensor_name, tensor in weights}
-        # vLLM reads an adapter from files; these are in memory, and are removed once it has read them.
+        # vLLM reads an adapter from files; these are in memory, and are removed once it has read
+        # them.
         with self._loading(), tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder:
             _write_adapter(Path(folder), tensors, self._lora)
             if not self._engine.add_lora(LoRARequest(name, number, folder, load_inplace=True)):
@@ -157,7 +177,7 @@ class VllmEngine:
             raise RuntimeError("vLLM kept its prefix cache: requests were still in flight")
 
     def sleep(self) -> None:
-        """Free the device's memory. Weights that a sync will not bring again are kept in CPU memory."""
+        """Free the device's memory, but keep in CPU memory what a sync will not bring again."""
         if self._asleep:
             return
         self._llm.sleep(level=1 if self._lora is not None else 2)
@@ -193,8 +213,9 @@ class _ModelEngine:
 
     def __init__(self, engine: VllmEngine, model: str) -> None:
         self.engine, self.model, self.replica = engine, model, engine.replica
-        self.step, self.has_unfinished, self.abort = engine.step, engine.has_unfinished, engine.abort
-        self.reset_prefix_cache, self.sleep, self.close = engine.reset_prefix_cache, engine.sleep, engine.close
+        self.step, self.abort = engine.step, engine.abort
+        self.has_unfinished, self.reset_prefix_cache = engine.has_unfinished, engine.reset_prefix_cache
+        self.sleep, self.close = engine.sleep, engine.close
 
     def add(self, request: Request) -> None:
         self.engine.add_for(request, self.model)
@@ -214,8 +235,8 @@ def _make_llm(config: Config, runtime: Runtime, lora: LoraConfig | None, num_ada
         from vllm import LLM
     except ImportError as error:
         raise ConfigError(
-            "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) or run "
-            "tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
+            "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) "
+            "or run tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
         ) from error
     pack_experts_on_every_load()
     engine, sampling = config.rollout.engine, config.rollout.sampling
@@ -260,14 +281,17 @@ def _write_adapter(folder: Path, tensors: dict[str, torch.Tensor], lora: LoraCon
 
 @contextmanager
 def contained(runtime: Runtime) -> Iterator[None]:
-    """Set the launcher's variables for vLLM's start; afterwards undo what vLLM changed in the process.
+    """Set the launcher's variables for vLLM's start; afterwards undo what vLLM changed.
 
-    Restored are environment variables (but for VLLM_*), `torch.set_num_threads`, and the random states of Python,
-    numpy and torch.
+    Restored are environment variables (but for VLLM_*), `torch.set_num_threads`, and the random
+    states of Python, numpy and torch.
     """
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    os.environ.update(RANK=str(runtime.rank), LOCAL_RANK=str(runtime.local_rank), WORLD_SIZE=str(runtime.world_size))
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state()
+    os.environ["RANK"] = str(runtime.rank)
+    os.environ["LOCAL_RANK"] = str(runtime.local_rank)
+    os.environ["WORLD_SIZE"] = str(runtime.world_size)
     try:
         yield
     finally:
@@ -282,10 +306,13 @@ def contained(runtime: Runtime) -> Iterator[None]:
 
 
 def _unlink_shared_memory(replica: Replica) -> None:
-    """Unlink the shared memory by which the ranks of an engine communicate in vLLM's CPU build; all have opened it.
+    """Unlink the shared memory by which an engine's ranks communicate in vLLM's CPU build.
 
-    Its names contain nothing but the ranks, and vLLM unlinks them only in Python's teardown. A process that ends
-    without one, killed or not, would leave names that keep the next run on this machine from starting.
+    Call it once all of them have opened the memory.
+
+    Its names contain nothing but the ranks, and vLLM unlinks them only in Python's teardown. A
+    process that ends without one, killed or not, would leave names that keep the next run on this
+    machine from starting.
     """
     if SHARED_MEMORY is None:
         return

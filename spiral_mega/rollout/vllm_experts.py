@@ -1,8 +1,9 @@
 """Packs the weights of mixture-of-experts layers whenever vLLM loads them.
 
-vLLM 0.32 converts a layer's expert weights to the format that they are computed in at the first load only
-(UnquantizedFusedMoEMethod._setup_kernel). Its CPU experts pack and pad weights there, so after `reload_weights` they
-would read unpacked weights as packed ones, or reject them. Other experts convert nothing there.
+vLLM 0.32 converts a layer's expert weights to the format that they are computed in at the first
+load only (UnquantizedFusedMoEMethod._setup_kernel). Its CPU experts pack and pad weights there, so
+after `reload_weights` they would read unpacked weights as packed ones, or reject them. Other
+experts convert nothing there.
 """
 
 from __future__ import annotations
