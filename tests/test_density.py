@@ -18,7 +18,6 @@ KNOWN: dict[str, int] = {
     "filter.py": 1,
     "rewards/number_path.py": 1,
     "run.py": 1,
-    "traces.py": 1,
     "train.py": 1,
 }
 
