@@ -1,10 +1,8 @@
-"""LaTeX answers as text: tidying, comparison by spelling, plain numbers, and the screen for hostile ones."""
+"""LaTeX answers as text: tidying, and the screen for hostile ones."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 
 MAX_CHARS = 2000
 MAX_DEPTH = 40
@@ -12,89 +10,21 @@ MAX_DIGITS = 400
 MAX_EXPONENT = 20_000
 MAX_FACTORIAL = 5_000
 
-_DROPPED = re.compile(r"\\?\$|\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\q?quad(?![a-zA-Z])")
+_DROPPED = re.compile(r"(?<!\\)\$|\\(?:left|right)(?![a-zA-Z])|\\[!,;:]")
 _SPACE = re.compile(r"\s+(?!\d)|(?<!\d)\s+")  # all but those between digits
-_SINGLE_SCRIPT = re.compile(r"([_^])\{(\w)\}")
-
-_UNIT = re.compile(r"\^\{?\\circ\}?[CFK]?$|\\degree$|\\?%$|\\(?:text|mathrm|textrm)\{[^{}]*\}$")
-_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
-_POWER_OF_TEN = r"10\^(?:\{([+-]?\d{1,3})\}|(\d))"
-_DECIMAL = re.compile(rf"([+-]?)({_UNSIGNED})(?:[eE]([+-]?\d{{1,3}})|\\(?:times|cdot){_POWER_OF_TEN})?")
-_PURE_POWER = re.compile(rf"([+-]?){_POWER_OF_TEN}")
-_FRACTION = re.compile(r"([+-]?)(?:\\frac\{([+-]?\d+)\}\{(\d+)\}|\\frac(\d)(\d)|(\d+)/(\d+))")
 
 _CARET = r"(?:\^|\*\*)[{(]*[+-]?"
 _POWER = re.compile(rf"{_CARET}(\d+)")
 _TOWER = re.compile(rf"(?={_CARET}(\d+)[)}}]*{_CARET}(\d+))")  # looks ahead, so that towers may overlap
 _VARIABLE_TOWER = re.compile(rf"(?:{_CARET}\\?\w+\s*){{4}}")
-_FACTORIAL = re.compile(r"(\d+)[)}]*!|[)}!]!")
+_FACTORIAL = re.compile(r"(\d+)[)}]*!")
+_FACTORIAL_OF_FACTORIAL = re.compile(r"![)}]+!|!!!")
 
 
 def tidy(text: str) -> str:
-    """`text` without dollar signs, spacing commands and \\left, \\right; {,} is a comma and every fraction \\frac."""
-    text = _DROPPED.sub("", text).replace("{,}", ",")
+    """Drop dollar signs, spacing commands and \\left, \\right from `text`; every fraction becomes \\frac."""
+    text = _DROPPED.sub("", text)
     return text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip()
-
-
-def spelling(text: str) -> str:
-    """A key that is equal for two tidied texts that differ only in white space and the braces of one-letter scripts."""
-    return _SINGLE_SCRIPT.sub(r"\1\2", _SPACE.sub("", text))
-
-
-@dataclass(frozen=True, slots=True)
-class PlainNumber:
-    """A literal number. `exact` says that it was written without a decimal point or exponent."""
-
-    value: Fraction
-    exact: bool
-    percent: bool
-
-    def equals(self, gold: PlainNumber) -> bool:
-        """Whether this is `gold`: exactly if both are exact, else to the sixth decimal.
-
-        Below 0.001 six decimals say nothing, so there it is one part in a million. 62.5 % is 62.5 and 0.625.
-        """
-        exact = self.exact and gold.exact
-        return any(_close(mine, theirs, exact) for mine in self._readings() for theirs in gold._readings())
-
-    def _readings(self) -> tuple[Fraction, ...]:
-        return (self.value, self.value / 100) if self.percent else (self.value,)
-
-
-def _close(value: Fraction, gold: Fraction, exact: bool) -> bool:
-    if exact:
-        return value == gold
-    tolerance = Fraction(1, 2_000_000) if abs(gold) >= Fraction(1, 1000) else abs(gold) / 1_000_000
-    return abs(value - gold) <= tolerance
-
-
-def plain_number(text: str) -> PlainNumber | None:
-    """The literal number that a tidied text is, a unit after it left out; None for anything else.
-
-    Reads 1234, 1,234, -0.5, 4.5e33, 8.7 \\times 10^{8}, 10^{-3}, 3/4, \\frac{3}{4}, 336^\\circ, 8 \\%, 5 \\text{ cm}.
-    """
-    if len(text) > MAX_DIGITS:
-        return None
-    text = _SPACE.sub("", text).rstrip(".")
-    bare = _UNIT.sub("", text)
-    percent = text.endswith("%")
-    if match := _DECIMAL.fullmatch(bare):
-        sign, digits, *exponents = match.groups()
-        exponent = next((int(e) for e in exponents if e), 0)
-        value = Fraction(digits.replace(",", "")) * Fraction(10) ** exponent
-        exact = "." not in digits and not any(exponents)
-    elif match := _PURE_POWER.fullmatch(bare):
-        sign, braced, single = match.groups()
-        value, exact = Fraction(10) ** int(braced or single), True
-    elif match := _FRACTION.fullmatch(bare):
-        sign, *parts = match.groups()
-        numerator, denominator = (int(part) for part in parts if part)
-        if denominator == 0:
-            return None
-        value, exact = Fraction(numerator, denominator), True
-    else:
-        return None
-    return PlainNumber(-value if sign == "-" else value, exact, percent)
 
 
 def hostile(text: str) -> str | None:
@@ -115,8 +45,8 @@ def hostile(text: str) -> str | None:
         return f"a tower of exponents beyond {MAX_EXPONENT}"
     if _VARIABLE_TOWER.search(text):
         return "a tower of exponents"
-    if any(match[1] is None or int(match[1]) > MAX_FACTORIAL for match in _FACTORIAL.finditer(text)):
-        return f"a factorial of more than {MAX_FACTORIAL}, or of an expression"
+    if _FACTORIAL_OF_FACTORIAL.search(text) or any(int(match[1]) > MAX_FACTORIAL for match in _FACTORIAL.finditer(text)):
+        return f"a factorial of more than {MAX_FACTORIAL}, or of a factorial"
     return None
 
 
