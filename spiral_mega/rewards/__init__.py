@@ -1,8 +1,9 @@
 """Rewards: whether a response's answer is one of the problem's ground truths, verified in killable
 processes.
 
-Verifiers: `math` (last boxed answer), `exact` (text), `arithmetic` (number paths), or the import
-path `package.module:function` of a function (response: str, answer: tuple[str, ...]) -> float.
+Verifiers: `math` (last boxed answer, compared as mathematics), `exact` (text), `arithmetic` (number
+paths), or the import path `package.module:function` of a function
+(response: str, answer: tuple[str, ...]) -> float.
 """
 
 from spiral_mega.rewards.agreement import group_answers

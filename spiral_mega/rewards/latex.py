@@ -45,7 +45,9 @@ def hostile(text: str) -> str | None:
         return f"a tower of exponents beyond {MAX_EXPONENT}"
     if _VARIABLE_TOWER.search(text):
         return "a tower of exponents"
-    if _FACTORIAL_OF_FACTORIAL.search(text) or any(int(match[1]) > MAX_FACTORIAL for match in _FACTORIAL.finditer(text)):
+    if _FACTORIAL_OF_FACTORIAL.search(text) or any(
+        int(match[1]) > MAX_FACTORIAL for match in _FACTORIAL.finditer(text)
+    ):
         return f"a factorial of more than {MAX_FACTORIAL}, or of a factorial"
     return None
 

@@ -41,4 +41,8 @@ def _solves(path: list[int], game: dict[str, Any]) -> bool:
     hops = len(path) - 1
     if hops < 1 or hops > game.get("max_hops", hops) or (path[0], path[-1]) != (start, target):
         return False
-    return all(any(y == (a * x + b) % modulus for a, b in game["moves"]) for x, y in pairwise(path))
+    return all(_is_move(x, y, game["moves"], modulus) for x, y in pairwise(path))
+
+
+def _is_move(x: int, y: int, moves: list[tuple[int, int]], modulus: int) -> bool:
+    return any(y == (a * x + b) % modulus for a, b in moves)

@@ -92,7 +92,9 @@ def boxed_answer(text: str) -> str | None:
     if len(set(contents)) == 1:
         return contents[0]
     named = all(names)
-    return ", ".join(f"{name}={content}" if named else content for name, content in zip(reversed(names), contents, strict=True))
+    return ", ".join(
+        f"{name}={content}" if named else content for name, content in zip(reversed(names), contents, strict=True)
+    )
 
 
 def all_boxed(text: str) -> list[str]:

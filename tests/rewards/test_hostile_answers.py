@@ -34,6 +34,21 @@ HOSTILE = {
     "nothing": "",
     "format": "\\boxed{{0.__class__}} \\boxed{%s%n}",
     "bidi": "\\boxed{\u202e5\u202c\u200b6}",
+    "roots of roots": "\\boxed{" + "\\sqrt" * 300 + "2}",
+    "many roots": "\\boxed{" + "+".join(f"\\sqrt{{{n}}}" for n in range(2, 200)) + "}",
+    "power of a root": "\\boxed{(\\sqrt{2}+1)^{19999}-(\\sqrt{2}+1)^{19998}}",
+    "exponential of an exponential": "\\boxed{e^{e^{e^{20}}}}",
+    "sine of a power": "\\boxed{\\sin(10^{19999})}",
+    "gamma of a root": "\\boxed{(\\sqrt{2})!+\\binom{10^{9}}{\\sqrt{2}}}",
+    "words": "\\boxed{5 \\text{" + "a b c d " * 200 + "}}",
+    "commas": "\\boxed{" + "1," * 900 + "}",
+    "signs": "\\boxed{" + "-" * 1900 + "5}",
+    "factorials": "\\boxed{" + "5!" * 600 + "}",
+    "fractions without braces": "\\boxed{" + "\\frac" * 300 + "1}",
+    "scripts": "\\boxed{" + "x_" * 900 + "}",
+    "bars": "\\boxed{" + "|" * 1900 + "}",
+    "brackets": "\\boxed{" + "(1," * 35 + ")" * 35 + "}",
+    "unions": "\\boxed{" + " \\cup ".join(f"({n},{n + 1})" for n in range(150)) + "}",
 }
 
 

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import NamedTuple
 
 from spiral_mega.rewards.symbolic.nodes import Node
-
-
-class Unit(NamedTuple):
-    """A unit of measurement: powers of base units, and its size in them. Words that are no known unit have no powers.
-
-    Percent and the modulus of a congruence count as base units.
-    """
-
-    powers: tuple[tuple[str, int], ...]
-    size: Fraction = Fraction(1)
+from spiral_mega.rewards.symbolic.unit_table import Unit
 
 
 @dataclass(frozen=True, slots=True)

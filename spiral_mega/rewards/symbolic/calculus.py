@@ -12,12 +12,21 @@ from mpmath import mp
 
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.evaluate import Evaluator, Value, numeric
-from spiral_mega.rewards.symbolic.nodes import BINDERS, INFINITY, NEGATIVE_INFINITY, Apply, Node, Number, Symbol
-from spiral_mega.rewards.symbolic.nodes import is_calculus
+from spiral_mega.rewards.symbolic.nodes import (
+    BINDERS,
+    INFINITY,
+    NEGATIVE_INFINITY,
+    Apply,
+    Node,
+    Number,
+    Symbol,
+    is_calculus,
+)
+from spiral_mega.rewards.symbolic.vocabulary import vocabulary
 
 _FIRST_LOOK_BITS = 80
 _TOLERANCE = 1e-4
-_STEP = Fraction(1, 1 << 24)
+_STEP = mp.mpf(2) ** -24
 
 _TO_SYMPY: dict[str, Callable[..., Any]] = {
     "add": sympy.Add,
@@ -35,7 +44,7 @@ _TO_SYMPY: dict[str, Callable[..., Any]] = {
     "arcsin": sympy.asin,
     "arccos": sympy.acos,
     "arctan": sympy.atan,
-    **{name: getattr(sympy, name) for name in "sin cos tan cot sec csc sinh cosh tanh coth floor".split()},
+    **{name: getattr(sympy, name) for name in sorted(vocabulary("sin cos tan cot sec csc sinh cosh tanh coth floor"))},
 }
 _FROM_SYMPY = {"log": "ln", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "Abs": "abs", "binomial": "binom"}
 _SYMPY_CONSTANTS: dict[Node, Any] = {
@@ -88,7 +97,7 @@ class _Approximator(Evaluator):
             return numeric(_Approximator({**self._point, variable.name: argument}, real=True).value(body))
 
         if node.function == "lim":
-            return at(1 / _STEP if bounds[0] == INFINITY else _rational(self.value(bounds[0])) + _STEP)
+            return at(1 / _STEP if bounds[0] == INFINITY else numeric(self.value(bounds[0])) + _STEP)
         ends = [self._end(bound) for bound in bounds]
         if node.function == "int":
             return mp.quad(at, ends)
@@ -102,10 +111,6 @@ class _Approximator(Evaluator):
 
 def _approximate(node: Node) -> Any:
     return numeric(_Approximator({}, real=True).value(node))
-
-
-def _rational(value: Value) -> Fraction:
-    return value if isinstance(value, Fraction) else Fraction(float(value))
 
 
 def _to_sympy(node: Node) -> Any:

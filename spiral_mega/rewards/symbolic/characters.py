@@ -6,9 +6,13 @@ import re
 import unicodedata
 from functools import lru_cache
 
-_GREEK = frozenset(
-    "ALPHA BETA GAMMA DELTA EPSILON ZETA ETA THETA IOTA KAPPA LAMDA MU NU XI PI RHO SIGMA TAU UPSILON PHI CHI PSI "
-    "OMEGA".split()
+from spiral_mega.rewards.symbolic.vocabulary import vocabulary
+
+_GREEK = vocabulary(
+    """
+    ALPHA BETA GAMMA DELTA EPSILON ZETA ETA THETA IOTA KAPPA LAMDA MU NU XI PI RHO SIGMA TAU
+    UPSILON PHI CHI PSI OMEGA
+    """
 )
 _SIGNS = {
     "-": "−–—‐‑‒﹣",

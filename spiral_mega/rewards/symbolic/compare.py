@@ -179,16 +179,20 @@ def _has_symbols(answer: Answer) -> bool:
 
 def _same_equations(gold: Relation, given: Relation) -> bool:
     """The same value for the same name, or differences of both sides that are in a constant ratio."""
-    gold_name, given_name = name_of(gold), name_of(given)
-    gold_values, given_values = stated(gold), stated(given)
-    comparable = gold_name == given_name or isinstance(gold_name, Text) or isinstance(given_name, Text)
-    if comparable or given_name is None and not _has_symbols(given.sides[0]):
-        if any(same(value, other) for value in gold_values for other in given_values):
-            return True
+    if _names_agree(gold, given) and any(same(value, other) for value in stated(gold) for other in stated(given)):
+        return True
     differences = [_difference(equation) for equation in (gold, given)]
     if differences[0] is None or differences[1] is None:
         return False
     return proportional(differences[0], differences[1], positive=False)
+
+
+def _names_agree(gold: Relation, given: Relation) -> bool:
+    """Whether two equations name the same thing. Words name anything; numbers alone (2 + 3 = 5) need no name."""
+    gold_name, given_name = name_of(gold), name_of(given)
+    if gold_name is None or given_name is None:
+        return not any(map(_has_symbols, (given if given_name is None else gold).sides))
+    return gold_name == given_name or isinstance(gold_name, Text) or isinstance(given_name, Text)
 
 
 def _difference(equation: Relation) -> Node | None:
@@ -293,7 +297,11 @@ def _is_time(ratio: Ratio) -> bool:
     if ratio.half:
         return True
     parts = ratio.literal.split(":")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts) or any(len(part) != 2 for part in parts[1:]):
+    if (
+        len(parts) not in (2, 3)
+        or not all(part.isdecimal() for part in parts)
+        or any(len(part) != 2 for part in parts[1:])
+    ):
         return False
     return parts[1].startswith("0") or gcd(*map(int, parts)) != 1
 
@@ -310,7 +318,9 @@ def _same_matrix(gold: Matrix, given: Matrix) -> bool:
     if _matrix_kind(gold) != _matrix_kind(given) or len(gold.rows) != len(given.rows):
         return False
     if gold.environment == "cases":
-        return _unordered([Sequence(row, "(", ")") for row in gold.rows], [Sequence(row, "(", ")") for row in given.rows])
+        return _unordered(
+            [Sequence(row, "(", ")") for row in gold.rows], [Sequence(row, "(", ")") for row in given.rows]
+        )
     return all(_all_same(*rows) for rows in zip(gold.rows, given.rows, strict=True))
 
 

@@ -7,6 +7,7 @@ number that is itself almost an integer.
 from __future__ import annotations
 
 from fractions import Fraction
+from math import trunc
 from typing import NamedTuple
 
 from mpmath import libmp
@@ -90,10 +91,10 @@ def _power_of_ten(node: Node) -> int | None:
 def _close_decimals(first: Decimal, second: Decimal) -> bool:
     """Whether the longer one rounds, or is cut off, to the shorter one, or is it with the noise of a float."""
     short, long = sorted((first, second), key=lambda one: one.places)
-    difference = abs(short.value - long.value)
-    if long.digits >= _FLOAT_DIGITS and short.digits <= _SHORT_DIGITS and difference <= _FLOAT_NOISE * abs(short.value):
+    noise = _FLOAT_NOISE * abs(short.value)
+    if long.digits >= _FLOAT_DIGITS and short.digits <= _SHORT_DIGITS and abs(short.value - long.value) <= noise:
         return True
-    return _is_precise(short) and difference <= Fraction(1, 10**short.places)
+    return _is_precise(short) and _rounds_to(long.value, short)
 
 
 def _stands_for(rounded: Decimal, node: Node) -> bool:
@@ -104,9 +105,14 @@ def _stands_for(rounded: Decimal, node: Node) -> bool:
         value = _as_fraction(number(node))
     except AnswerError:
         return False
-    error = abs(value - rounded.value)
     from_integer = abs(value - round(value))
-    return error <= Fraction(1, 10**rounded.places) and error * _FAR_FROM_INTEGER <= from_integer
+    return _rounds_to(value, rounded) and abs(value - rounded.value) * _FAR_FROM_INTEGER <= from_integer
+
+
+def _rounds_to(value: Fraction, rounded: Decimal) -> bool:
+    """Whether a number rounds to a decimal, or does when it is cut off."""
+    scale = Fraction(10) ** rounded.places
+    return rounded.value * scale in (round(value * scale), trunc(value * scale))
 
 
 def _is_precise(rounded: Decimal) -> bool:

@@ -17,15 +17,35 @@ from mpmath import mp
 from spiral_mega.rewards.symbolic import calculus
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.evaluate import Evaluator, Point, UndefinedError, Value
-from spiral_mega.rewards.symbolic.nodes import ZERO, Apply, Node, Number, free_symbols, functions, substitute
-from spiral_mega.rewards.symbolic.nodes import has_imaginary_unit, is_calculus
+from spiral_mega.rewards.symbolic.nodes import (
+    ZERO,
+    Apply,
+    Node,
+    Number,
+    free_symbols,
+    functions,
+    has_imaginary_unit,
+    is_calculus,
+    substitute,
+)
 from spiral_mega.rewards.symbolic.separation import equal_at
 
 _STEPS = frozenset({"floor", "ceil", "mod", "gcd", "lcm", "factorial2", "sum", "prod"})
+_ROUNDING = frozenset({"floor", "ceil"})
 _ENOUGH = 3
 _PLENTY = 5
 _DENOMINATOR = 97
 _LARGEST_INTEGER = 13
+_SCALES = (
+    Fraction(1),
+    Fraction(1, 4),
+    Fraction(3),
+    Fraction(-1),
+    Fraction(1, 2),
+    Fraction(7),
+    Fraction(1),
+    Fraction(-4),
+)
 _BITS = 192
 
 
@@ -34,12 +54,10 @@ def equal(gold: Node, given: Node) -> bool:
 
     With variables, `gold` must not be a constant in disguise (x/x): anything of the kind would be equal to it.
     """
-    if gold == given:
-        return True
-    names = free_symbols(gold)
-    if names != free_symbols(given):
-        return False
     try:
+        names = free_symbols(gold)
+        if gold == given or names != free_symbols(given):
+            return gold == given
         if not names:
             return _equal_numbers(gold, given)
         return _equal_functions(gold, given, names) and not is_constant(gold)
@@ -99,7 +117,8 @@ def _equal_numbers(gold: Node, given: Node) -> bool:
 def _equal_functions(gold: Node, given: Node, names: frozenset[str]) -> bool:
     """Equal at real points; at integers if they step, or have no values between; among the complex numbers with i."""
     if (functions(gold) | functions(given)) & _STEPS:
-        return _equal_at_points(gold, given, _step_points(names), real=True, plenty=48) is True
+        at_integers = _equal_at_points(gold, given, _step_points(names), real=True, plenty=48) is True
+        return at_integers and not _rounds_integers_only(gold, names) and not _rounds_integers_only(given, names)
     if has_imaginary_unit(gold) or has_imaginary_unit(given):
         return _equal_at_points(gold, given, _real_points(names), real=False, plenty=_PLENTY) is True
     for points in (_real_points(names), _integer_points(names)):
@@ -107,6 +126,20 @@ def _equal_functions(gold: Node, given: Node, names: frozenset[str]) -> bool:
         if decided is not None:
             return decided
     return _equal_at_points(gold, given, _real_points(names), real=False, plenty=_PLENTY) is True
+
+
+def _rounds_integers_only(node: Node, names: frozenset[str]) -> bool:
+    """Whether rounding in an expression changes nothing at integers, as in floor(x), which is not x."""
+    if not functions(node) & _ROUNDING:
+        return False
+    return _equal_at_points(node, _without_rounding(node), _step_points(names), real=True, plenty=48) is True
+
+
+def _without_rounding(node: Node) -> Node:
+    if not isinstance(node, Apply):
+        return node
+    arguments = tuple(map(_without_rounding, node.arguments))
+    return arguments[0] if node.function in _ROUNDING else Apply(node.function, arguments)
 
 
 def _equal_at_points(gold: Node, given: Node, points: Iterable[Point], real: bool, plenty: int) -> bool | None:
@@ -140,8 +173,7 @@ def _ratio_at_a_point(gold: Node, given: Node, names: frozenset[str]) -> Node | 
     """The expression gold/given with numbers for its variables, at the first point where neither is zero."""
     points = _step_points(names) if functions(gold) & _STEPS else _real_points(names)
     for point in points:
-        values = {name: Number(value) for name, value in point.items()}
-        here, there = substitute(gold, values), substitute(given, values)
+        here, there = _at(gold, point), _at(given, point)
         if _is_defined(here) and _is_defined(there) and not _is_zero(here) and not _is_zero(there):
             return Apply("div", (here, there))
     return None
@@ -154,20 +186,24 @@ def _is_zero(node: Node) -> bool:
 def _at_points(node: Node) -> list[Node]:
     """The expression with numbers for its variables, at some points."""
     names = free_symbols(node)
-    points = _step_points(names) if functions(node) & _STEPS else (*_real_points(names)[:4], *_integer_points(names)[:4])
-    return [substitute(node, {name: Number(value) for name, value in point.items()}) for point in points]
+    if functions(node) & _STEPS:
+        return [_at(node, point) for point in _step_points(names)]
+    return [_at(node, point) for point in (*_real_points(names)[:4], *_integer_points(names)[:4])]
+
+
+def _at(node: Node, point: Point) -> Node:
+    return substitute(node, {name: Number(value) for name, value in point.items()})
 
 
 @lru_cache(maxsize=256)
 def _real_points(names: frozenset[str]) -> tuple[Point, ...]:
     """Four points between 0 and 1, two with larger coordinates, and two with negative ones."""
-    scales = (1, Fraction(1, 4), 3, -1, Fraction(1, 2), 7, 1, -4)
-    return tuple({name: _coordinate(name, index, scale) for name in names} for index, scale in enumerate(scales))
+    return tuple(_real_point(names, index, scale) for index, scale in enumerate(_SCALES))
 
 
 @lru_cache(maxsize=256)
 def _integer_points(names: frozenset[str], count: int = 16) -> tuple[Point, ...]:
-    return tuple({name: _integer_coordinate(name, index) for name in names} for index in range(count))
+    return tuple(_integer_point(names, index) for index in range(count))
 
 
 def _step_points(names: frozenset[str]) -> tuple[Point, ...]:
@@ -178,12 +214,12 @@ def _step_points(names: frozenset[str]) -> tuple[Point, ...]:
     return _integer_points(names, 48)
 
 
-def _coordinate(name: str, index: int, scale: Fraction | int) -> Fraction:
-    return Fraction(1 + _hash(name, index) % (_DENOMINATOR - 2), _DENOMINATOR) * scale
+def _real_point(names: frozenset[str], index: int, scale: Fraction) -> Point:
+    return {name: scale * Fraction(1 + _hash(name, index) % (_DENOMINATOR - 2), _DENOMINATOR) for name in names}
 
 
-def _integer_coordinate(name: str, index: int) -> Fraction:
-    return Fraction(1 + _hash(name, index) % _LARGEST_INTEGER)
+def _integer_point(names: frozenset[str], index: int) -> Point:
+    return {name: Fraction(1 + _hash(name, index) % _LARGEST_INTEGER) for name in names}
 
 
 def _hash(name: str, index: int) -> int:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import comb, gcd, lcm, prod
+from typing import Any
 
 from mpmath import mp, mpc, mpf
 
@@ -22,7 +23,8 @@ _MAX_TERMS = 2_000
 _ODD_ROOTS = frozenset({3, 5, 7, 9, 11, 13, 15})  # larger denominators are values of variables, as in (-1)^n
 _MAX_EXPONENT_BITS = 17  # of an argument of exp: the result has 2^17 bits before the point
 
-Value = Fraction | mpf | mpc
+Float = Any  # a real (mpf) or complex (mpc) number of mpmath, which has no types
+Value = Fraction | Float
 Point = Mapping[str, Fraction]
 
 
@@ -126,12 +128,12 @@ class Evaluator:
         return value
 
 
-def to_mpf(value: Fraction) -> mpf:
+def to_mpf(value: Fraction) -> Float:
     """A fraction to the working precision."""
     return mpf(value.numerator) / value.denominator
 
 
-def numeric(value: Value) -> mpf | mpc:
+def numeric(value: Value) -> Float:
     """A value as a number of mpmath, to the working precision."""
     return to_mpf(value) if isinstance(value, Fraction) else value
 
@@ -185,8 +187,7 @@ def _integer_root(number: int, degree: int) -> int | None:
 
 def _check_exponent(base: Value, exponent: Value) -> None:
     """Raise AnswerError if base^exponent has more bits before or after the point than are worth computing."""
-    size = abs(numeric(exponent)) * (abs(mp.log(abs(numeric(base)))) + 1)
-    if size > 2**_MAX_EXPONENT_BITS:
+    if abs(numeric(exponent) * mp.log(abs(numeric(base)))) > 2**_MAX_EXPONENT_BITS:
         raise AnswerError("an exponent that is too large")
 
 

@@ -19,7 +19,7 @@ _PERIOD = re.compile(
 )
 _DECIMALS = re.compile(r"\.(\d+)")
 _ELLIPSIS = re.compile(r"\s*(?:\\[lc]?dots[cb]?(?![a-zA-Z])|\.\.\.)")
-_EXPONENT = re.compile(r"[eE]([+-]?\d{1,3})(?![\d.^])")
+_EXPONENT = re.compile(r"[eE]([+-]?\d{1,3})(?!\d|\.\d|\^)")
 _REPEATED_TAIL = re.compile(r"(?P<digit>\d)(?P=digit){2,}$|(?P<block>\d{2,})(?P=block)$")
 
 

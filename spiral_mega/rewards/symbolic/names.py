@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from spiral_mega.rewards.symbolic.answers import Answer, Relation, Sequence, Text, Value
 from spiral_mega.rewards.symbolic.decimals import decimal
-from spiral_mega.rewards.symbolic.equality import equal, sign
+from spiral_mega.rewards.symbolic.equality import sign
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.nodes import (
     CONSTANTS,
@@ -18,6 +18,7 @@ from spiral_mega.rewards.symbolic.nodes import (
     free_symbols,
     subtract,
 )
+from spiral_mega.rewards.symbolic.quantities import same_quantity
 
 _SIGNS = frozenset({"=", "approx", "equiv"})
 
@@ -80,16 +81,17 @@ def _is_number(answer: Answer) -> bool:
 
 def _is_consistent(equation: Relation) -> bool:
     """Whether all sides that are numbers are the same one; a decimal to the places that it has."""
-    numbers = [side.node for side in equation.sides if isinstance(side, Value) and not free_symbols(side.node)]
+    numbers = [side for side in equation.sides if isinstance(side, Value) and not free_symbols(side.node)]
     rounded = "approx" in equation.signs
-    return all(_is_near(numbers[0], other, rounded) for other in numbers[1:])
+    for other in numbers[1:]:
+        if not same_quantity(numbers[0], other) and not (rounded and _is_near(numbers[0].node, other.node)):
+            return False
+    return True
 
 
-def _is_near(first: Node, second: Node, rounded: bool) -> bool:
-    if equal(first, second):
-        return True
+def _is_near(first: Node, second: Node) -> bool:
     decimals = [found for found in (decimal(first), decimal(second)) if found is not None]
-    if not rounded or not decimals:
+    if not decimals:
         return False
     tolerance = Number(Fraction(1, 10) ** min(found.places for found in decimals))
     try:

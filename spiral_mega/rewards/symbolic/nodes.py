@@ -65,6 +65,16 @@ def radians(degrees: Node) -> Apply:
     return Apply("div", (Apply("mul", (degrees, PI)), HALF_TURN))
 
 
+def is_deeper_than(node: Node, limit: int) -> bool:
+    """Whether an expression is nested deeper than a limit. Not recursive, as most functions of expressions are."""
+    level = [node]
+    for _ in range(limit):
+        level = [inner for outer in level if isinstance(outer, Apply) for inner in outer.arguments]
+        if not level:
+            return False
+    return True
+
+
 @lru_cache(maxsize=4096)
 def free_symbols(node: Node) -> frozenset[str]:
     """Names of the variables and unknown functions of an expression; bound variables and constants are not free."""

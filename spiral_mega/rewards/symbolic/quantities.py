@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 
-from spiral_mega.rewards.symbolic.answers import Unit, Value
+from spiral_mega.rewards.symbolic.answers import Value
 from spiral_mega.rewards.symbolic.decimals import equal_numbers
 from spiral_mega.rewards.symbolic.equality import equal
 from spiral_mega.rewards.symbolic.nodes import Apply, Node, Number, Symbol, free_symbols, functions, radians
-from spiral_mega.rewards.symbolic.units import DEGREE, PERCENT, find_unit
+from spiral_mega.rewards.symbolic.unit_table import DEGREE, PERCENT, Unit, find_unit
 
 _HUNDRED = Number(Fraction(100))
 _PI = Symbol("pi")
+_ANGLES = frozenset({"deg", "arcsin", "arccos", "arctan", "arccot"})
 
 
 def same_quantity(gold: Value, given: Value) -> bool:
@@ -63,7 +64,7 @@ def _same_angle(gold: Value, given: Value) -> bool:
 
 
 def _is_in_radians(node: Node) -> bool:
-    return "deg" in functions(node) or _mentions_pi(node)
+    return bool(functions(node) & _ANGLES) or _mentions_pi(node)
 
 
 def _mentions_pi(node: Node) -> bool:
@@ -77,12 +78,8 @@ def _same_with_letters(measured: Value, bare: Value) -> bool:
     product = bare.node
     if not isinstance(product, Apply) or product.function != "mul" or not isinstance(product.arguments[1], Symbol):
         return False
-    known = find_unit(product.arguments[1].name)
-    if known is None:
-        return False
-    powers, size = known
-    unit = Unit(tuple(sorted(powers.items())), size)
-    return _same_measure(measured.node, measured.unit, product.arguments[0], unit)
+    unit = find_unit(product.arguments[1].name)
+    return unit is not None and _same_measure(measured.node, measured.unit, product.arguments[0], unit)
 
 
 def variants(node: Node) -> Iterator[Node]:

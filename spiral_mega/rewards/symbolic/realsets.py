@@ -221,7 +221,8 @@ def _intersection(first: RealSet, second: RealSet) -> RealSet:
 
 def _complement(real: RealSet) -> RealSet:
     pieces = []
-    low, has_low = NEGATIVE_INFINITY, False
+    low: Node = NEGATIVE_INFINITY
+    has_low = False
     for piece in real.pieces:
         if piece.low != NEGATIVE_INFINITY:
             pieces.append(Interval(low, piece.low, has_low, not piece.has_low))
@@ -236,7 +237,7 @@ def _ordered(pieces: list[Interval]) -> RealSet:
     if len(pieces) < 2:
         return RealSet(tuple(pieces))
     joined: list[Interval] = []
-    for piece in sorted(pieces, key=cmp_to_key(lambda one, other: _compare(one.low, other.low))):
+    for piece in sorted(pieces, key=cmp_to_key(_compare_beginnings)):
         last = joined[-1] if joined else None
         if last is not None and _touch(last, piece):
             low_closed = last.has_low or (piece.has_low and _compare(last.low, piece.low) == 0)
@@ -245,6 +246,10 @@ def _ordered(pieces: list[Interval]) -> RealSet:
         else:
             joined.append(piece)
     return RealSet(tuple(joined))
+
+
+def _compare_beginnings(first: Interval, second: Interval) -> int:
+    return _compare(first.low, second.low)
 
 
 def _touch(first: Interval, second: Interval) -> bool:

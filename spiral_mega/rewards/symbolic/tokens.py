@@ -15,6 +15,7 @@ from typing import NamedTuple
 from spiral_mega.rewards.symbolic.characters import to_latex
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.literals import read_literal
+from spiral_mega.rewards.symbolic.vocabulary import vocabulary
 
 
 class Kind(Enum):
@@ -39,22 +40,23 @@ class Token(NamedTuple):
     places: int | None = None
 
 
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log lg exp max min gcd lcm "
-    "sqrt abs det Re Im arg".split()
+FUNCTIONS = vocabulary(
+    """
+    sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log
+    lg exp max min gcd lcm sqrt abs det Re Im arg
+    """
 )
-CURRENCIES = frozenset("$€£¥₹₩₽")
 _SYNONYMS = {
-    **dict.fromkeys("dfrac tfrac cfrac nicefrac sfrac flatfrac".split(), "frac"),
-    **dict.fromkeys("dbinom tbinom".split(), "binom"),
-    **dict.fromkeys("leq leqslant leqq".split(), "le"),
-    **dict.fromkeys("geq geqslant geqq".split(), "ge"),
-    **dict.fromkeys("emptyset empty".split(), "varnothing"),
-    **dict.fromkeys("dots cdots dotsc dotsb hdots dotso".split(), "ldots"),
-    **dict.fromkeys("simeq thickapprox approxeq".split(), "approx"),
-    **dict.fromkeys("rightarrow longrightarrow".split(), "to"),
-    **dict.fromkeys("textdegree".split(), "degree"),
-    **dict.fromkeys("infin infinity".split(), "infty"),
+    **dict.fromkeys(["dfrac", "tfrac", "cfrac", "nicefrac", "sfrac", "flatfrac"], "frac"),
+    **dict.fromkeys(["dbinom", "tbinom"], "binom"),
+    **dict.fromkeys(["leq", "leqslant", "leqq"], "le"),
+    **dict.fromkeys(["geq", "geqslant", "geqq"], "ge"),
+    **dict.fromkeys(["emptyset", "empty"], "varnothing"),
+    **dict.fromkeys(["dots", "cdots", "dotsc", "dotsb", "hdots", "dotso"], "ldots"),
+    **dict.fromkeys(["simeq", "thickapprox", "approxeq"], "approx"),
+    **dict.fromkeys(["rightarrow", "longrightarrow"], "to"),
+    **dict.fromkeys(["textdegree"], "degree"),
+    **dict.fromkeys(["infin", "infinity"], "infty"),
     "neq": "ne",
     "varphi": "phi",
     "varepsilon": "epsilon",
@@ -101,18 +103,27 @@ _MARKS = {
     "quad": "\\quad",
     "qquad": "\\quad",
 }
-_DROPPED = frozenset(
-    "left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr Biggl Biggr displaystyle textstyle "
-    "scriptstyle scriptscriptstyle limits nolimits mathstrut strut nobreak allowbreak rm bf it sf tt boldmath large "
-    "Large LARGE huge Huge small tiny normalsize footnotesize notag nonumber hline hfill noindent centering underline "
-    "uline mathbf boldsymbol bm mathit mathsf mathtt mathnormal pmb ensuremath mathord mathop mathrel mathbin smash "
-    "boxed fbox framebox bfseries itshape thinspace medspace thickspace enspace negthinspace textasciitilde".split()
+_DROPPED = vocabulary(
+    """
+    left right middle big Big bigg Bigg bigl bigr bigm Bigl Bigr Bigm biggl biggr Biggl Biggr
+    displaystyle textstyle scriptstyle scriptscriptstyle limits nolimits mathstrut strut nobreak
+    allowbreak rm bf it sf tt boldmath large Large LARGE huge Huge small tiny normalsize
+    footnotesize notag nonumber hline hfill noindent centering underline uline mathbf boldsymbol
+    bm mathit mathsf mathtt mathnormal pmb ensuremath mathord mathop mathrel mathbin smash boxed
+    fbox framebox bfseries itshape thinspace medspace thickspace enspace negthinspace
+    textasciitilde
+    """
 )
-_DROPPED_WITH_ARGUMENT = frozenset(
-    "color textcolor colorbox hspace vspace hskip kern phantom hphantom vphantom label tag bbox".split()
+_DROPPED_WITH_ARGUMENT = vocabulary(
+    """
+    color textcolor colorbox hspace vspace hskip kern phantom hphantom vphantom label tag bbox
+    """
 )
-_TEXT_MODE = frozenset(
-    "text textbf textit textrm textsf texttt textnormal textup emph mbox hbox mathrm operatorname textsc".split()
+_TEXT_MODE = vocabulary(
+    """
+    text textbf textit textrm textsf texttt textnormal textup emph mbox hbox mathrm operatorname
+    textsc
+    """
 )
 _ALPHABETS = frozenset({"mathbb", "mathcal", "mathfrak", "mathscr", "Bbb"})
 _VERTICAL = {"left": "lvert", "bigl": "lvert", "Bigl": "lvert", "right": "rvert", "bigr": "rvert", "Bigr": "rvert"}
@@ -121,12 +132,17 @@ _SPACE = re.compile(r"(?:\s|~)+")
 _SPACE_OR_NOTHING = re.compile(r"\s*")
 _DOLLARS = re.compile(r"(?<!\\)\$+")
 _LETTERS = re.compile(r"[A-Za-z]+")
-_FOREIGN = re.compile(r"[^\W\d_A-Za-z]+")
-_WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
+_VOWEL_SIGNS = (
+    "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0980-\u0dff\u0e31-\u0e4e\u1000-\u109f"
+)
+_FOREIGN = re.compile(rf"(?:[^\W\d_A-Za-z]|[{_VOWEL_SIGNS}])+")
+_WORD = re.compile(rf"(?:[^\W\d_]|[{_VOWEL_SIGNS}])+(?:['-][^\W\d_]+)*")
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)", re.DOTALL)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _OPTION = re.compile(r"\s*\[[^\]]*\]")
+_POSITION = re.compile(r"\s*\[[tbc]\]")
 _LENGTH = re.compile(r"\s*-?[\d.]+\s*(?:em|ex|pt|cm|mm|mu|in)?")
+_APPLIED = re.compile(r"\s*[({_^]|\\left")
 _DIGRAPHS = {
     "**": (Kind.MARK, "^"),
     "<=": (Kind.COMMAND, "le"),
@@ -280,7 +296,7 @@ class _Lexer:
         """\\text{...}, \\mathrm{...} and the like: their content in text mode, but functions and e, i, d are math."""
         content, end = _argument(text, position)
         bare = content.strip()
-        if bare in FUNCTIONS:
+        if bare in FUNCTIONS and not (bare in ("min", "sec") and not _APPLIED.match(text, end)):
             self._append(Kind.COMMAND, bare)
         elif name in ("mathrm", "operatorname") and bare in ("e", "i", "d"):
             self._append(Kind.LETTERS, bare)
@@ -292,7 +308,7 @@ class _Lexer:
         content, end = _argument(text, position)
         environment = content.strip().rstrip("*")
         self._append(Kind.BEGIN if name == "begin" else Kind.END, environment)
-        if name == "begin" and (option := _OPTION.match(text, end)):
+        if name == "begin" and (option := _POSITION.match(text, end)):
             end = option.end()
         if name == "begin" and environment in ("array", "tabular"):
             end = _argument(text, end)[1]
