@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.verifier import golds_of
-from spiral_mega.rewards import Verifier
+from spiral_mega.rewards import VerifierPool
 from spiral_mega.rewards.math_answer import agree, score
 
 DATA = Path(__file__).parent / "data"
@@ -36,7 +36,7 @@ def test_no_right_answer_is_refused(name: str) -> None:
     assert [row for row in right if score(row["response"], golds_of(row)) != 1.0] == []
 
 
-def test_verifier_processes_judge_the_same(verifier: Verifier) -> None:
+def test_verifier_processes_judge_the_same(verifier: VerifierPool) -> None:
     rows = load("marked_answers.json")
     verdicts = verifier.verify([row["response"] for row in rows], [golds_of(row) for row in rows])
     assert [verdict.reward for verdict in verdicts] == [float(row["right"]) for row in rows]
