@@ -1,4 +1,5 @@
-"""`spiral-mega eval`: sample what the harnesses need, compute their measures, analyze the episodes, and save both.
+"""`spiral-mega eval`: sample what the harnesses need, compute their measures, analyze the episodes,
+and save both.
 
 prepare         configuration, model and folder
 evaluate_model  plan_samplings -> sample (resumable, in chunks) -> measure, aggregate -> results.json, analysis.json
@@ -55,7 +56,8 @@ class Evaluation(NamedTuple):
 def prepare(config_path: Path | None, model: str | None, output: Path | None, overrides: Sequence[str]) -> Evaluation:
     """Load the configuration, and find the model and the output folder. Raises ConfigError.
 
-    Without `config_path`, a run's model uses the run's configuration, and any other model the overrides alone.
+    Without `config_path`, a run's model uses the run's configuration, and any other model the
+    overrides alone.
     """
     if config_path is None and model is None:
         raise ConfigError("nothing to evaluate: give a configuration, --model, or both")
@@ -83,7 +85,8 @@ def prepare(config_path: Path | None, model: str | None, output: Path | None, ov
 def evaluate_model(config: Config, source: ModelSource, folder: Path, runtime: Runtime) -> bool:
     """Run the evaluation in `folder`, or resume it; return whether it was completed. Collective.
 
-    Write the measures to results.json and, as a table, to standard output; write the analysis to analysis.json.
+    Write the measures to results.json and, as a table, to standard output; write the analysis to
+    analysis.json.
     """
     samplings = plan_samplings(config)
     store = Store(folder)
@@ -128,7 +131,7 @@ def evaluate_model(config: Config, source: ModelSource, folder: Path, runtime: R
 
 
 def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequence[Problem], store: Store) -> None:
-    """Compute measures and analysis from the stored records, and write results.json and analysis.json."""
+    """Compute measures and analysis from the stored records, and write both as JSON."""
     chunks = range(-(-len(problems) // config.eval.chunk))
     measures: list[Measure] = []
     analyses = {}
@@ -147,7 +150,7 @@ def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequ
 
 
 def _identity(config: Config, source: ModelSource, problems: Sequence[Problem]) -> dict[str, Any]:
-    """Return everything that decides the traces: an evaluation resumes only where all of it is the same."""
+    """Return everything that decides the traces: an evaluation resumes only if all of it is equal."""
     settings = config.model_dump(mode="json")
     engine = {key: settings["rollout"]["engine"][key] for key in SAMPLING_ENGINE_KEYS}
     identity = {}

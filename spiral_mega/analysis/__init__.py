@@ -3,7 +3,8 @@
     episode --episode_stats--> stats of one episode, as JSON, small enough to keep for every problem
             --aggregate------> summary of many episodes, with 95 % bootstrap intervals over problems
 
-Each part is a module with two pure functions of these names. They serve evaluations and training traces alike.
+Each part is a module with two pure functions of these names. They serve evaluations and training
+traces alike.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PARTS: dict[str, Any] = {
 
 
 def episode_stats(episode: Episode, groups: Groups) -> dict[str, Any]:
-    """Compute every part's stats of one episode; `groups` holds the answer group of each of `episode.traces()`."""
+    """Compute every part's stats; `groups` holds the answer group of each of `episode.traces()`."""
     return {name: part.episode_stats(episode, groups) for name, part in PARTS.items()}
 
 

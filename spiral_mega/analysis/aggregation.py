@@ -6,8 +6,8 @@
 - `majority_right`: how often it keeps what more than half have right; `breaks_majority` is the rest
 - `all_right`: as above, where every member is right (it is not counted under `majority_right`)
 
-`plurality_wrong` narrows `minority_right` to what voting cannot do: some member is right, and the answer that most
-members give (ties broken by the first) is wrong.
+`plurality_wrong` narrows `minority_right` to what voting cannot do: some member is right, and the
+answer that most members give (ties broken by the first) is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES: dict[str, Callable[[SetStats], bool]] = {
 
 
 def episode_stats(episode: Episode, groups: Groups) -> list[SetStats]:
-    """Return one dict a set: size, right members, whether their plurality is right, answers and right answers."""
+    """Return, by set, size, right members, whether their plurality is right, answers, right answers."""
     traces = episode.traces()
     stats = []
     for members, answers in episode.answered_sets():

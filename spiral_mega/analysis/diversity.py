@@ -1,12 +1,15 @@
-"""How different the traces of one problem are, level by level: by their answers, and by their n-grams.
+"""How different the traces of one problem are, level by level: by their answers, and by their
+n-grams.
 
 - `answers`: distinct answers, by the verifier's judgement, among the traces that give one
 - `answer_entropy`: entropy of the answers' shares, in nats (plug-in: biased low for few traces)
-- `distinct_ngrams`: distinct token n-grams over all n-grams of the level (distinct-n, Li et al., 2016)
+- `distinct_ngrams`: distinct token n-grams over all n-grams of the level (distinct-n, Li et al.,
+  2016)
 - `ngram_entropy`: entropy of the pooled n-grams, in nats
 - `distance`: mean over pairs of traces of 1 - Jaccard similarity of their sets of n-grams
 
-The number of traces and their length influence all but `distance`: compare models at equal numbers, and see `length`.
+The number of traces and their length influence all but `distance`: compare models at equal numbers,
+and see `length`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ LevelDiversity = dict[str, float | None]
 
 
 def episode_stats(episode: Episode, groups: Groups) -> list[LevelDiversity]:
-    """Return one dict a level of `QUANTITIES`; None where undefined (no answer, one trace, no token)."""
+    """Return the `QUANTITIES` of each level; None where undefined (no answer, one trace, no token)."""
     traces = episode.traces()
     stats = []
     for positions in level_positions(episode):
@@ -48,7 +51,7 @@ def episode_stats(episode: Episode, groups: Groups) -> list[LevelDiversity]:
 
 
 def level_diversity(responses: Sequence[Sequence[int]], groups: Groups) -> LevelDiversity:
-    """Compute `QUANTITIES` for some traces of one problem, from their tokens and the groups of their answers."""
+    """Compute `QUANTITIES` for some traces of one problem, from their tokens and answer groups."""
     answers = Counter(group for group in groups if group is not None)
     ngrams = [_ngrams(response) for response in responses]
     pooled = Counter(ngram for of_response in ngrams for ngram in of_response)
@@ -72,7 +75,7 @@ def entropy(counts: Counter[Any]) -> float:
 
 
 def aggregate(stats: Sequence[list[LevelDiversity]], seed: int) -> list[dict[str, Any]]:
-    """Return one dict a level: its name, and each quantity's mean over the problems that have it."""
+    """Return, by level, its name and each quantity's mean over the problems that have it."""
     summaries = []
     for level, problems in enumerate(group_by_level(stats)):
         summary: dict[str, Any] = {"level": level_name(level)}

@@ -1,4 +1,5 @@
-"""Token entropy (the paper's figure 6): mean -log-prob of the sampled tokens, an unbiased estimate of the sampler's.
+"""Token entropy (the paper's figure 6): mean -log-prob of the sampled tokens, an unbiased estimate
+of the sampler's.
 
 Also by position in the response: `tenths` covers its first tenth to its last.
 """
@@ -40,7 +41,7 @@ def episode_stats(episode: Episode, groups: Groups) -> list[LevelNll]:
 
 
 def aggregate(stats: Sequence[list[LevelNll]], seed: int) -> list[dict[str, Any]]:
-    """Return one dict a level: the entropy in nats per token, and that of each tenth (None where it has no token)."""
+    """Return, by level, the entropy in nats per token, whole and of each tenth (None without tokens)."""
     summaries = []
     for level, problems in enumerate(group_by_level(stats)):
         nll = [sum(each["nll"]) for each in problems]

@@ -1,4 +1,4 @@
-"""The levels of an episode: its search traces, answers to sets of them, answers to sets of those, and so on."""
+"""The levels of an episode: search traces, answers to sets of them, answers to sets of those, ..."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def level_name(level: int) -> str:
 
 
 def group_by_level(episodes: Sequence[Sequence[T]]) -> list[list[T]]:
-    """Turn one list of levels for each episode into one list for each level, of the episodes that have it."""
+    """Turn one list of levels for each episode into one list of episodes for each level."""
     depth = max(map(len, episodes), default=0)
     by_level: list[list[T]] = [[] for _ in range(depth)]
     for levels in episodes:

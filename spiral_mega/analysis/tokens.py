@@ -1,4 +1,4 @@
-"""Where tokens are spent, by difficulty: the mean reward of a problem's search traces, its solve rate."""
+"""Where tokens are spent, by solve rate: the mean reward of a problem's search traces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BINS = ("none", "up to 1/4", "up to 1/2", "up to 3/4", "below all", "all")
 
 
 def episode_stats(episode: Episode, groups: Groups) -> dict[str, Any]:
-    """Return the solve rate, and for each level tokens and number of right and wrong traces, and of truncated ones."""
+    """Return the solve rate, and by level the tokens and number of right, wrong, truncated traces."""
     traces = episode.traces()
     rewards = [trace.reward for trace in episode.search]
     levels = []
@@ -45,7 +45,7 @@ def difficulty(solve_rate: float) -> int:
 
 
 def aggregate(stats: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """Return one dict a bin that has problems: how many, and by level mean tokens of all, right and wrong traces."""
+    """Return, by bin that has problems, their number and by level the mean tokens of traces."""
     summaries = []
     for index, name in enumerate(BINS):
         problems = [each for each in stats if difficulty(each["solve_rate"]) == index]

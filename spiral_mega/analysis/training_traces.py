@@ -35,7 +35,7 @@ def trace_files(run_dir: Path) -> dict[int, list[Path]]:
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Read the episodes of one trace file, without prompts. Raises UserError if it is not such a file."""
+    """Read the episodes of a trace file, without prompts. Raises UserError for any other file."""
     try:
         yield from map(episode_from_row, read_traces(path))
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
@@ -45,8 +45,8 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 def analyze_training(run_dir: Path, *, points: int, seed: int, time_limit_s: float, workers: int) -> dict[str, Any]:
     """Analyze the traces of a run, write the result to run_dir/analysis.json, and return it.
 
-    The result is {"points": [{"first", "last", "episodes", <part>: summary}, ...]}: the run's steps are divided into at
-    most `points` spans of equal length, and each span is summarized on its own.
+    The result is {"points": [{"first", "last", "episodes", <part>: summary}, ...]}: the run's steps
+    are divided into at most `points` spans of equal length, and each span is summarized on its own.
     """
     files = trace_files(run_dir)
     steps = list(files)

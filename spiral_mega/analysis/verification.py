@@ -1,13 +1,15 @@
 """Whether the aggregator can tell right traces from wrong ones, inferred from its answers.
 
-Counted are answers to sets that hold both right and wrong members. An answer that equals some member's answer chooses
-it: it accepts every member with that answer, and rejects the others.
+Counted are answers to sets that hold both right and wrong members. An answer that equals some
+member's answer chooses it: it accepts every member with that answer, and rejects the others.
 
-- `right_choice`: how often a choice is right; `chance`: the same if a member that has an answer were picked at random
+- `right_choice`: how often a choice is right; `chance`: the same if a member that has an answer
+  were picked at random
 - `accepts_right`: share of right members accepted; `rejects_wrong`: share of wrong members rejected
-- `balanced_accuracy`: mean of the two; `chance_balanced_accuracy`: the same of a random pick. (Where a problem has many
-  right answers, as the demo's has, no choice can accept all.)
-- `novel`: share of the answers that are no member's, and so choose nothing; `novel_right`: how often these are right
+- `balanced_accuracy`: mean of the two; `chance_balanced_accuracy`: the same of a random pick.
+  (Where a problem has many right answers, as the demo's has, no choice can accept all.)
+- `novel`: share of the answers that are no member's, and so choose nothing; `novel_right`: how
+  often these are right
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def episode_stats(episode: Episode, groups: Groups) -> dict[str, float]:
 def _answer_stats(
     chosen: int | None, succeeded: bool, groups: Sequence[int | None], right: Sequence[bool]
 ) -> dict[str, float]:
-    """Return what one answer adds to the sums; `groups` and `right` are those of its set's members."""
+    """Return what one answer adds to the sums; `groups` and `right` are of its set's members."""
     if chosen is None or chosen not in groups:
         return {"answers": 1.0, "novel": 1.0, "novel_right": float(succeeded)}
     votes = Counter(group for group in groups if group is not None)

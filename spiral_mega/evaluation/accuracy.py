@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems during training: of single search traces, of the best of them, and of aggregation."""
+"""Accuracy on held-out problems during training: of search traces, of their best, and of aggregation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from spiral_mega.traces import Problem
 
 
 def measure_accuracy(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
-    """Sample every held-out problem `repeats` times, and return mean rewards as metrics. Collective.
+    """Sample every held-out problem `repeats` times, and return mean rewards as metrics.
+    Collective.
 
-    The result is equal on all ranks. The seeds do not depend on the training step, so two evaluations differ only by
-    the weights. The best of the N1 search traces is reported as pass@N1 (a trace passes when its reward is at least 1).
+    The result is equal on all ranks. The seeds do not depend on the training step, so two
+    evaluations differ only by the weights. The best of the N1 search traces is reported as pass@N1
+    (a trace passes when its reward is at least 1).
     """
     tasks = []
     for problem in problems:

@@ -1,7 +1,7 @@
 """Which episodes the harnesses need, and sampling them in chunks of problems.
 
-Each chunk starts from an empty engine, and its records are written to disk once it is complete. So a chunk comes out
-the same whether or not the evaluation was interrupted before it.
+Each chunk starts from an empty engine, and its records are written to disk once it is complete. So
+a chunk comes out the same whether or not the evaluation was interrupted before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Episodes that one or more harnesses share: their plan, and the token budgets to grade search traces at."""
+    """Episodes that harnesses share: their plan, and the token budgets to grade search traces at."""
 
     plan: SamplingPlan
     token_budgets: tuple[int, ...]
@@ -37,7 +37,7 @@ class Sampling:
 
     @property
     def name(self) -> str:
-        """Name of its files, unique among samplings: search8_8of4_8of4, search4@512_budgets128-512."""
+        """The unique name of its files: search8_8of4_8of4, search4@512_budgets128-512."""
         parts = [f"search{self.plan.search_traces}{_limit_suffix(self.plan.max_tokens)}"]
         for level in self.plan.levels:
             parts.append(f"{level.num_sets}of{level.set_size}{_limit_suffix(level.max_tokens)}")
@@ -47,7 +47,7 @@ class Sampling:
 
 
 def plan_samplings(config: Config) -> list[Sampling]:
-    """Group the configuration's harnesses by what they sample. Raises ConfigError for what cannot be sampled."""
+    """Group the harnesses by what they sample. Raises ConfigError for what cannot be sampled."""
     harnesses = read_harnesses(config.eval.harnesses)
     max_response_tokens = config.rollout.sampling.max_response_tokens
     labels = [harness.label for harness in harnesses]
@@ -77,7 +77,8 @@ def sample(
 ) -> None:
     """Sample and grade every chunk of problems that `store` lacks. Collective.
 
-    Seeds depend on run seed and problem only, so that all harnesses see the same first traces. Raises Interrupted.
+    Seeds depend on run seed and problem only, so that all harnesses see the same first traces.
+    Raises Interrupted.
     """
     for number, start in enumerate(range(0, len(problems), chunk)):
         if gather_objects(store.has(sampling.name, number))[0]:
@@ -107,16 +108,17 @@ class LongestRequest(NamedTuple):
 
 
 def _check_context(config: Config, label: str, plan: SamplingPlan) -> None:
-    """Check that the longest prompt and response of each level fit into rollout.sampling.max_context_tokens."""
+    """Check that the longest prompt and response of each level fit into the context."""
     max_context_tokens = config.rollout.sampling.max_context_tokens
     for request in _longest_requests(config, plan):
         total = config.data.max_prompt_tokens + request.traces + request.response
         if total > max_context_tokens:
             raise ConfigError(
                 f"eval.harnesses: {label}: {request.what} may come to {total} tokens (problem "
-                f"{config.data.max_prompt_tokens}, traces shown {request.traces}, response {request.response}), more "
-                f"than rollout.sampling.max_context_tokens ({max_context_tokens}): raise it, lower the budget, shorten "
-                "traces by prompts.view, or leave the harness out"
+                f"{config.data.max_prompt_tokens}, traces shown {request.traces}, response "
+                f"{request.response}), more than rollout.sampling.max_context_tokens "
+                f"({max_context_tokens}): raise it, lower the budget, shorten traces by "
+                "prompts.view, or leave the harness out"
             )
 
 
@@ -131,7 +133,7 @@ def _longest_requests(config: Config, plan: SamplingPlan) -> Iterator[LongestReq
 
 
 def _shown_tokens(config: Config, trace_tokens: int) -> int:
-    """Return how many of a trace's tokens an aggregation prompt shows at most; an answer counts as none."""
+    """Return how many of a trace's tokens a prompt shows at most; a final answer counts as none."""
     if config.prompts.view == "whole":
         return trace_tokens
     if config.prompts.view == "tail":
@@ -144,8 +146,8 @@ def _check_single_turn(config: Config, label: str) -> None:
     if environment is not None:
         raise ConfigError(
             f"eval.harnesses: {label}: token budgets are graded on responses of one turn, but "
-            f"rollout.sampling.environment is {environment!r}: leave the harness out, or run one evaluation for each "
-            "rollout.sampling.max_response_tokens"
+            f"rollout.sampling.environment is {environment!r}: leave the harness out, or run one "
+            "evaluation for each rollout.sampling.max_response_tokens"
         )
 
 

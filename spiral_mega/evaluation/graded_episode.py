@@ -1,4 +1,4 @@
-"""What harnesses and analysis need of a problem's episode once it is graded. Small: no text, no token ids."""
+"""What harnesses and analysis need of a graded episode. Small: no text, no token ids."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from spiral_mega.rewards.agreement import Groups
 from spiral_mega.traces import Episode
 
 TOKEN_CATEGORIES = ("prompt", "generated", "cached")
-"""Tokens of the prompt, generated tokens, and those of the prompt that the engine had in its cache."""
+"""Tokens of the prompt, generated tokens, and tokens of the prompt in the engine's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradedEpisode:
-    """Rewards, answers and token counts of an episode's traces, each a list in the order of `Episode.traces()`.
+    """Rewards, answers and token counts of an episode's traces, each a list in the order of
+    `Episode.traces()`.
 
-    groups             the group of each trace's answer; equal answers share one (see rewards.agreement)
+    groups             the group of each answer; equal answers share one (see rewards.agreement)
     tokens             by category (`TOKEN_CATEGORIES`), the tokens of each trace
-    truncated_rewards  by token budget, as text: the rewards of the search traces truncated to that many tokens
+    truncated_rewards  by token budget, as text: rewards of the search traces truncated to it
     stats              what the analysis needs: `analysis.episode_stats`
     """
 

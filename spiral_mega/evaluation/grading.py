@@ -1,4 +1,4 @@
-"""Grade a sampled episode: group its answers, and reward its search traces at every token budget."""
+"""Grade a sampled episode: group its answers, and verify its truncated search traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spiral_mega.traces import Episode
 def grade(
     episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
 ) -> GradedEpisode:
-    """Group the answers of all traces, and verify the search traces truncated to each of `token_budgets`."""
+    """Group the answers of all traces, and verify search traces truncated to each token budget."""
     answers = [trace.answer_text for trace in episode.traces()]
     groups = group_answers(answers, episode.problem.verifier, verifier)
     rewards = _truncated_rewards(episode, token_budgets, verifier, tokenizer)
@@ -25,7 +25,7 @@ def grade(
 def _truncated_rewards(
     episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, list[float]]:
-    """By budget, the rewards of the search traces truncated to it; a trace within the budget keeps its reward."""
+    """Return, by budget, the search traces' rewards; a trace within the budget keeps its reward."""
     problem = episode.problem
     verdicts = {}  # submitted together, so that the pool's processes verify at the same time
     for budget in token_budgets:

@@ -1,4 +1,4 @@
-"""What `--model` may name: a model in Hugging Face form, a run's folder, or one of its checkpoints."""
+"""What `--model` may name: a model in Hugging Face form, a run, or a checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "config.json", "meta.json", 
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint:
-    """A checkpoint `folder` (checkpoints/step_N) of a run, and the run's configuration, which it fits."""
+    """A checkpoint `folder` (checkpoints/step_N) of a run, and the configuration of the run."""
 
     folder: Path
     run: Config
@@ -36,7 +36,8 @@ class RunCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the weights to evaluate come from: `checkpoint`, or without one the model in Hugging Face form at `path`.
+    """Where the weights to evaluate come from: `checkpoint`, or without one the model in Hugging
+    Face form at `path`.
 
     run_config: the configuration file of the run that made the weights; None where no run is known.
     """
@@ -46,7 +47,7 @@ class ModelSource:
     checkpoint: RunCheckpoint | None = None
 
     def required_values(self) -> dict[str, Any]:
-        """Return the configuration values that evaluating this source requires, whatever the file says."""
+        """Return the configuration values that this source requires, whatever the file says."""
         rollout = {
             "engine": {"sleep": False},
             "sync": {"lora": "merge"},
@@ -73,7 +74,7 @@ class ModelSource:
             engines[model].load_weights(policy.weights(dtype))
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies these weights without reading them: path, sizes and times of their files."""
+        """Return what identifies these weights unread: path, sizes and times of their files."""
         folder = self.checkpoint.folder if self.checkpoint is not None else Path(self.path)
         files: set[Path] = set()
         if folder.is_dir():
@@ -86,8 +87,8 @@ class ModelSource:
 def find_source(path: str, load_config: Callable[[Path], Config]) -> ModelSource:
     """Find what is at `path`; of a run, take its final model, or else its newest checkpoint.
 
-    A path that does not exist is taken for a hub name, unless it looks like a path. Raises ConfigError if it is nothing
-    that can be evaluated.
+    A path that does not exist is taken for a hub name, unless it looks like a path. Raises
+    ConfigError if it is nothing that can be evaluated.
     """
     folder = Path(path)
     if not folder.exists():
@@ -102,8 +103,8 @@ def find_source(path: str, load_config: Callable[[Path], Config]) -> ModelSource
     if (folder / "config.json").is_file():
         return ModelSource(path)
     raise ConfigError(
-        f"--model {path}: no model in Hugging Face form (config.json), no run (config.yaml), and no "
-        "checkpoint of a run (meta.json)"
+        f"--model {path}: no model in Hugging Face form (config.json), no run (config.yaml), and "
+        "no checkpoint of a run (meta.json)"
     )
 
 

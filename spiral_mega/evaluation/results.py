@@ -12,9 +12,11 @@ from spiral_mega.statistics.intervals import bootstrap_interval
 
 
 def results_json(measures: Sequence[Measure], problems: Sequence[str], seed: int) -> dict[str, Any]:
-    """Return {"problems": ids, "measures": [...]}, the measures with mean, 95 % interval over problems, and `values`.
+    """Return {"problems": ids, "measures": [...]}, the measures with mean, 95 % interval over
+    problems, and `values`.
 
-    Every measure is resampled with the same seed, so that two evaluations of the same problems are resampled alike.
+    Every measure is resampled with the same seed, so that two evaluations of the same problems are
+    resampled alike.
     """
     bootstrap_seed = derive_seed(seed, "bootstrap")
     return {
@@ -24,7 +26,7 @@ def results_json(measures: Sequence[Measure], problems: Sequence[str], seed: int
 
 
 def results_table(results: dict[str, Any]) -> str:
-    """Format one line a measure: harness, metric, position on its axis, mean [interval], tokens a problem."""
+    """Format one line a measure: harness, metric, position, mean, interval, tokens a problem."""
     head = ("harness", "metric", "at", "mean", "95 % interval", *TOKEN_CATEGORIES)
     rows = [head, *map(_table_row, results["measures"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

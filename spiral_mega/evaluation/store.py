@@ -1,7 +1,8 @@
-"""What an evaluation keeps on disk, so that one that was killed resumes after its last complete chunk.
+"""What an evaluation keeps on disk, so that one that was killed resumes after its last complete
+chunk.
 
-evaluation.json                            what is evaluated and how; any other evaluation is refused in this folder
-records/<sampling>/chunk_000000.json       the graded episodes of a chunk of problems; exists once the chunk is complete
+evaluation.json                            what is evaluated and how; any other is refused here
+records/<sampling>/chunk_000000.json       graded episodes of a chunk; exists once it is complete
 traces/<sampling>/chunk_000000.rank0.parquet
 results.json, analysis.json                at the end
 """
@@ -31,7 +32,7 @@ class Store:
         self.folder = folder
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Record what is evaluated. Raises UserError if the folder holds an evaluation of something else."""
+        """Record what is evaluated. Raises UserError if the folder holds another evaluation."""
         path = self.folder / IDENTITY_FILE
         if path.exists():
             try:
@@ -40,8 +41,8 @@ class Store:
                 raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, or use another") from error
             if changed := describe_changes(recorded, json.loads(json.dumps(identity))):
                 raise UserError(
-                    f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose another --output, or "
-                    "remove the folder"
+                    f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose "
+                    "another --output, or remove the folder"
                 )
         write_json_atomic(path, identity)
 

@@ -24,7 +24,7 @@ SMOOTH_FROM = 40  # records; a shorter curve is drawn as it is
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: the named metrics, or all whose name begins with `prefix`, except those in `without`."""
+    """One plot: the named metrics, or all that begin with `prefix`, except those in `without`."""
 
     title: str
     unit: str
@@ -78,9 +78,11 @@ PANELS = (
 
 
 def plot_curves(run_dir: str | Path) -> Path:
-    """Draw the metrics of a run to run_dir/curves.png and return that path. Panels without metrics are left out.
+    """Draw the metrics of a run to run_dir/curves.png and return that path. Panels without metrics
+    are left out.
 
-    Raises FileNotFoundError when the run has no metrics file, ValueError when the file has nothing to draw.
+    Raises FileNotFoundError when the run has no metrics file, ValueError when the file has nothing
+    to draw.
     """
     from matplotlib.figure import Figure  # used without pyplot: needs no display, and changes no backend
 
@@ -134,7 +136,7 @@ def _draw_frame(axes: Axes, panel: Panel) -> None:
 
 
 def _has_nonzero(names: list[str], history: History) -> bool:
-    """Return whether a log scale has something to show: a sampler that agrees exactly with the trainer has not."""
+    """Return whether a log scale has something to show: not where sampler and trainer agree exactly."""
     return any(abs(record.get(name, 0.0)) > 0 for record in history for name in names)
 
 

@@ -1,4 +1,4 @@
-"""What a finished or stopped run prints: held-out accuracy before and after, and where the curves are."""
+"""What a finished or stopped run prints: held-out accuracy before and after, and its curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spiral_mega.telemetry.metrics_file import read_metrics
 
 
 def print_summary(folder: Path) -> None:
-    """Print the first and the last evaluation of the run in `folder` next to each other, and draw its curves."""
+    """Print the first and the last evaluation of a run next to each other, and draw its curves."""
     records = read_metrics(folder)
     if not records:  # stopped before anything was measured
         return
@@ -29,10 +29,11 @@ def print_summary(folder: Path) -> None:
 
 
 def before_after_table(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Format one line a metric: its value before and after, and the change; "-" where a side lacks it.
+    """Format one line a metric: its value before and after, and the change; "-" where a side lacks
+    it.
 
-    Fractions (accuracy, pass@k, majority@k, ...) are percentages, and their change is in points. Metrics keep the order
-    of `before`; those only in `after` come last.
+    Fractions (accuracy, pass@k, majority@k, ...) are percentages, and their change is in points.
+    Metrics keep the order of `before`; those only in `after` come last.
     """
     names = list(dict.fromkeys([*before, *after]))
     rows = [("metric", "before", "after", "change")]

@@ -1,4 +1,4 @@
-"""The data of the report page, read from the folders of runs: metrics, evaluations, analyses, index of episodes."""
+"""The data of the report page: metrics, evaluations, analyses and the index of episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SIGNIFICANT_DIGITS = 6  # of embedded numbers
 
 
 def read_page_data(folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: int) -> dict[str, Any]:
-    """Return {"panels", "runs"}, and add the runs' episodes to `blocks`, at most `max_traces` traces for all runs.
+    """Return {"panels", "runs"}, and add the runs' episodes to `blocks`, at most `max_traces`
+    traces for all runs.
 
     Raises UserError for a folder that holds nothing to show.
     """
@@ -65,7 +66,7 @@ def _metrics_of(panel: Panel, histories: Sequence[History]) -> list[str]:
 
 
 def _read_evaluation(path: Path, folder: Path) -> dict[str, Any]:
-    """Read an evaluation's results.json without the values of each problem, and the analysis next to it."""
+    """Read results.json without the values of each problem, and the analysis next to it."""
     results = _read_json(path)
     measures = []
     for measure in results["measures"]:
@@ -80,7 +81,7 @@ def _read_evaluation(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _read_training_analysis(folder: Path) -> dict[str, Any] | None:
-    """Read what `spiral-mega analyze` wrote; None where it was not run (an evaluation's analysis has no points)."""
+    """Read what `spiral-mega analyze` wrote, if it was run (an evaluation's analysis has no points)."""
     path = folder / "analysis.json"
     analysis = _read_json(path) if path.exists() else {}
     return analysis if "points" in analysis else None
@@ -102,7 +103,7 @@ def _run_name(folder: Path, folders: Sequence[Path]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Round the floats in `value` to SIGNIFICANT_DIGITS; a float that is not finite becomes None."""
+    """Round floats to SIGNIFICANT_DIGITS; a float that is not finite becomes None."""
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list):

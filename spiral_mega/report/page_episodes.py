@@ -1,6 +1,8 @@
-"""Episodes of the report page: an index that is always loaded, and blocks of whole episodes, unpacked on demand.
+"""Episodes of the report page: an index that is always loaded, and blocks of whole episodes,
+unpacked on demand.
 
-index entry {id, title, origin, mean rewards, flags, block, position} --> blocks[block][position], the whole episode
+index entry {id, title, origin, mean rewards, flags, block, position} --> blocks[block][position],
+the whole episode
 """
 
 from __future__ import annotations
@@ -61,14 +63,15 @@ class EpisodeIndex(NamedTuple):
 
 
 class TraceGroup(NamedTuple):
-    """Trace files that are sampled evenly as one: those of the training, or of one sampling of an evaluation."""
+    """Trace files that are sampled evenly as one: of the training, or of one evaluation sampling."""
 
     trained: bool
     files: list[Path]
 
 
 def index_episodes(folder: Path, blocks: EpisodeBlocks, max_traces: int) -> EpisodeIndex:
-    """Add evenly spaced episodes of a run to `blocks`, at most `max_traces` traces, and return their index.
+    """Add evenly spaced episodes of a run to `blocks`, at most `max_traces` traces, and return
+    their index.
 
     The groups of trace files share `max_traces` equally.
     """

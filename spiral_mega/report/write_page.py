@@ -25,7 +25,7 @@ SCRIPTS = ("dom.js", "charts.js", "training.js", "evaluation.js", "analysis.js",
 
 
 def write_report(folders: Sequence[Path], output: Path, *, max_traces: int = 10_000) -> None:
-    """Write the report of the runs in `folders` to `output`. Raises UserError for a folder with nothing to show."""
+    """Write the report of the runs in `folders`. Raises UserError for a folder with nothing to show."""
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise UserError(f"{missing[0]} is not a folder: name the folders of runs, such as runs/demo")
     blocks = EpisodeBlocks()
@@ -37,7 +37,7 @@ def write_report(folders: Sequence[Path], output: Path, *, max_traces: int = 10_
 
 
 def render(data: dict[str, Any], blocks: Sequence[Any], title: str) -> str:
-    """Return the page. Data is embedded as base64 of gzipped JSON, so that no text in it can end its element."""
+    """Return the page. Data is base64 of gzipped JSON, so that no text in it can end its element."""
     elements = []
     for i, block in enumerate(blocks):
         elements.append(f'<script type="text/plain" id="block-{i}">{packed(block)}</script>')

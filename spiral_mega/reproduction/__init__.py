@@ -1,4 +1,5 @@
-"""The paper's comparison in small: SPIRAL against GRPO and others from one start (docs/results/reproduction.md).
+"""The paper's comparison in small: SPIRAL against GRPO and others from one start
+(docs/results/reproduction.md).
 
 runs             train and evaluate every recipe and seed
 findings         compare what was measured with what the paper claims

@@ -1,4 +1,4 @@
-"""`python -m spiral_mega.reproduction`: run what is missing, compare, draw, write. `make reproduce` calls it."""
+"""`python -m spiral_mega.reproduction`, or `make reproduce`: run what is missing, compare, write."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def main(
     parallel: Annotated[int, typer.Option(min=1, help="Runs in parallel, one core each.")] = 2,
     document: Annotated[Path | None, typer.Option(help="Markdown file to write the tables into.")] = None,
 ) -> None:
-    """Train every recipe from one start, evaluate all alike, and report which of the paper's findings hold."""
+    """Train every recipe from one start, evaluate all, and report which findings of the paper hold."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds through run_all, which stops its processes
     try:
         chosen = _choose_arms(arms)
@@ -85,7 +85,7 @@ def main(
 
 
 class Sizes(NamedTuple):
-    """What the evaluations measure: numbers of responses, steps of self-aggregation, and the longest token budget."""
+    """What is evaluated: numbers of responses, steps of self-aggregation, longest token budget."""
 
     ks: list[int]
     rsa_steps: int

@@ -40,7 +40,7 @@ PANELS = (
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Draw means over seeds and problems as lines, 95 % intervals over both as bands, and entropy smoothed by seed."""
+    """Draw means over seeds and problems with 95 % intervals over both, and entropy by seed, smoothed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 8), dpi=90, layout="constrained")

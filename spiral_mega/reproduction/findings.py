@@ -1,7 +1,9 @@
-"""Compare the evaluations with the paper's findings: pure functions of values by training seed and problem.
+"""Compare the evaluations with the paper's findings: pure functions of values by training seed and
+problem.
 
-Every comparison is of differences, paired by problem and seed, with two 95 % intervals: over problems alone (these
-runs, other problems), and over both seeds and problems (`intervals.crossed_interval`).
+Every comparison is of differences, paired by problem and seed, with two 95 % intervals: over
+problems alone (these runs, other problems), and over both seeds and problems
+(`intervals.crossed_interval`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ SEED = 0  # of the bootstrap
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One claim of the paper: how SPIRAL compares with another recipe in a quantity, which `values` computes."""
+    """One claim of the paper: how SPIRAL compares in a quantity, which `values` computes."""
 
     claim: str
     quantity: str
@@ -80,7 +82,8 @@ def paper_findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """SPIRAL minus another recipe: mean, intervals over problems and over both, and the mean of each seed.
+    """SPIRAL minus another recipe: mean, intervals over problems and over both, and the mean of
+    each seed.
 
     `verdict` follows from the interval over seeds and problems: holds, opposite or undecided.
     """
@@ -96,7 +99,7 @@ class Difference:
 
 
 def compare(finding: Finding, ours: Measured, theirs: Measured, other: str) -> Difference:
-    """Compute the finding's difference on the seeds that both have. Raises ValueError when they share none."""
+    """Compute the finding's difference on the seeds that both have. Raises ValueError without any."""
     our_values, their_values = finding.values(ours), finding.values(theirs)
     seeds = min(len(our_values), len(their_values))
     if not seeds:
@@ -127,9 +130,11 @@ def _verdict(interval: tuple[float, float], expected: Expected) -> str:
 
 
 def response_factors(ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k; interpolated linearly in log k.
+    """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k; interpolated
+    linearly in log k.
 
-    None where they do not reach it at the largest k, or exceed it at the smallest: the curve says nothing there.
+    None where they do not reach it at the largest k, or exceed it at the smallest: the curve says
+    nothing there.
     """
     factors: dict[str, float | None] = {}
     for k, level in zip(ks, ours, strict=True):

@@ -15,13 +15,13 @@ BEGIN, END = "<!-- {start}: written by spiral_mega.reproduction -->", "<!-- end 
 
 
 def markdown(report: Report) -> str:
-    """Format the settings, and tables of measures, comparisons, efficiency, entropy, and success by set."""
+    """Format settings, measures, comparisons, efficiency, entropy, and success by set."""
     parts = (_settings, _measures, _comparisons, _efficiency, _entropy, _success)
     return "\n\n".join(part(report) for part in parts)
 
 
 def write_into(document: Path, text: str, start: str) -> None:
-    """Replace what is between the start's two marks. Raises UserError when the document lacks them."""
+    """Replace what is between the start's marks. Raises UserError if the document lacks them."""
     begin, end = BEGIN.format(start=start), END.format(start=start)
     content = document.read_text(encoding="utf-8")
     before, _, after_begin = content.partition(begin)
@@ -35,8 +35,8 @@ def _settings(report: Report) -> str:
     seeds = ", ".join(f"{arm['title']}: {len(arm['seeds'])}" for arm in report["arms"].values())
     overrides = f" Overrides: `{' '.join(report['overrides'])}`." if report["overrides"] else ""
     return (
-        f"{report['steps']} steps, {report['problems']} held-out problems. Seeds: {seeds}.{overrides} Percent; 95 % "
-        "intervals over seeds and problems."
+        f"{report['steps']} steps, {report['problems']} held-out problems. Seeds: "
+        f"{seeds}.{overrides} Percent; 95 % intervals over seeds and problems."
     )
 
 

@@ -1,4 +1,5 @@
-"""The runs of the reproduction: which there are, running several in parallel, and reading their results.
+"""The runs of the reproduction: which there are, running several in parallel, and reading their
+results.
 
 Finished runs are kept; a run that was interrupted resumes.
 """
@@ -20,8 +21,8 @@ from spiral_mega.telemetry import read_metrics
 CONFIGS = Path("configs/reproduce")
 START = "start"  # the model that training begins with, which is evaluated too
 COPYING = CONFIGS / "copying"
-# What each start changes in the task (docs/results/reproduction.md): `few` trains on the demo's first 64 problems only,
-# `copying` begins with an aggregator that copies.
+# What each start changes in the task (docs/results/reproduction.md): `few` trains on the demo's
+# first 64 problems only, `copying` begins with an aggregator that copies.
 STARTS: dict[str, tuple[str, ...]] = {
     "demo": (),
     "few": ("data.train.0.limit=64",),
@@ -38,7 +39,7 @@ POLL_SECONDS, PROGRESS_SECONDS = 0.5, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm of the comparison, the recipe configs/reproduce/<name>.yaml. Ablations are run with fewer seeds."""
+    """One arm of the comparison: configs/reproduce/<name>.yaml. Ablations run with fewer seeds."""
 
     name: str
     title: str
@@ -62,7 +63,7 @@ ARMS = (
 
 @dataclass(slots=True)
 class Job:
-    """A model that is trained (unless it is the start) and evaluated; `commands` run one after the other."""
+    """A model that is trained (unless it is the start) and evaluated, by `commands` in order."""
 
     arm: str
     seed: int
@@ -93,9 +94,9 @@ def jobs_for(
 ) -> list[Job]:
     """Return the start, and every arm's seeds in the order in which they run.
 
-    All arms of a seed come before the next seed, so that an interrupted reproduction has whole rounds. Each folder's
-    name holds its arm, steps and seed. `overrides` apply to training and evaluation alike; training leaves the held-out
-    problems to the evaluation.
+    All arms of a seed come before the next seed, so that an interrupted reproduction has whole
+    rounds. Each folder's name holds its arm, steps and seed. `overrides` apply to training and
+    evaluation alike; training leaves the held-out problems to the evaluation.
     """
     jobs = [_evaluation_job(output / f"{START}-seed0", START, 0, overrides)]
     for seed, arm in _rounds(arms, seeds, ablation_seeds):
@@ -108,7 +109,7 @@ def jobs_for(
 
 
 def _rounds(arms: Sequence[Arm], seeds: int, ablation_seeds: int) -> list[tuple[int, Arm]]:
-    """Return (seed, arm) in the order in which they run: the main arms seed by seed, then the ablations."""
+    """Return (seed, arm) in running order: the main arms seed by seed, then the ablations."""
     rounds = []
     for arm in arms:
         for seed in range(ablation_seeds if arm.ablation else seeds):
@@ -139,8 +140,8 @@ class Running(NamedTuple):
 def run_all(jobs: Sequence[Job], parallel: int, report: Callable[[str], None]) -> None:
     """Run every job that has no results yet, `parallel` at a time, and pass progress to `report`.
 
-    Raises UserError when a job fails; the others are then stopped. Trainer and evaluation resume where they were
-    interrupted.
+    Raises UserError when a job fails; the others are then stopped. Trainer and evaluation resume
+    where they were interrupted.
     """
     waiting = [job for job in jobs if not job.results.exists()]
     report(f"{len(jobs)} models, {len(jobs) - len(waiting)} of them measured before")
@@ -182,8 +183,8 @@ def _check_status(ended: Running) -> None:
     if ended.process.returncode:
         job, command = ended.job, " ".join(ended.commands[0])
         raise UserError(
-            f"{job.name}: {command} ended with status {ended.process.returncode}; its output is in {job.log}:\n"
-            f"{_last_lines(job.log)}"
+            f"{job.name}: {command} ended with status {ended.process.returncode}; its output is in "
+            f"{job.log}:\n{_last_lines(job.log)}"
         )
 
 
@@ -202,7 +203,8 @@ def read_results(job: Job) -> dict[str, list[float]]:
 
 
 def read_success(job: Job) -> list[float | None]:
-    """Return the aggregator's success on the sets of self-aggregation, by their number of right members.
+    """Return the aggregator's success on the sets of self-aggregation, by their number of right
+    members.
 
     None where there is no such set.
     """

@@ -1,14 +1,15 @@
-"""What SPIRAL's credit teaches the search, given how the aggregator succeeds on a set. Pure functions.
+"""What SPIRAL's credit teaches the search, given how the aggregator succeeds on a set. Pure
+functions.
 
-Let success[c] be the aggregator's success on sets of n traces of which c are right, and p the probability that a single
-trace of a problem is right. A set's expected score is
+Let success[c] be the aggregator's success on sets of n traces of which c are right, and p the
+probability that a single trace of a problem is right. A set's expected score is
 
     F(p) = sum over c of C(n, c) p^c (1-p)^(n-c) success[c].
 
-SPIRAL's expected update of the search traces is M F'(p) grad p (proposition 3.1), GRPO's is (N - 1) grad p. So F'
-states how much each problem counts. If F is linear in p, all problems count alike: credit by sets then equals credit
-for single traces. An aggregator that finds any right member has F' = n (1-p)^(n-1), as pass@n has, and gives problems
-that are seldom solved more weight.
+SPIRAL's expected update of the search traces is M F'(p) grad p (proposition 3.1), GRPO's is (N - 1)
+grad p. So F' states how much each problem counts. If F is linear in p, all problems count alike:
+credit by sets then equals credit for single traces. An aggregator that finds any right member has
+F' = n (1-p)^(n-1), as pass@n has, and gives problems that are seldom solved more weight.
 """
 
 from __future__ import annotations
@@ -32,5 +33,5 @@ def set_score_slope(success: Sequence[float], p: float) -> float:
 
 
 def hard_problem_weight(success: Sequence[float], hard: float = 0.1, easy: float = 0.5) -> float:
-    """Compute F'(hard) / F'(easy): how much more a seldom solved problem counts. GRPO has 1, pass@4 5.8."""
+    """Compute F'(hard) / F'(easy), how much more a hard problem counts. GRPO has 1, pass@4 5.8."""
     return set_score_slope(success, hard) / set_score_slope(success, easy)

@@ -1,7 +1,7 @@
 """Estimate from n samples of a problem what k samples would give: pass@k, best of k, majority of k.
 
-All are exact expectations over the k-subsets of the n samples (U-statistics), hence unbiased for k new samples, and of
-the least variance among unbiased estimators that use only the samples.
+All are exact expectations over the k-subsets of the n samples (U-statistics), hence unbiased for k
+new samples, and of the least variance among unbiased estimators that use only the samples.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ MAX_SAMPLES = 1000  # with more, binomial coefficients exceed float64
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return the probability that k of `samples` samples, drawn without replacement, contain a right one.
+    """Return the probability that k of `samples` samples, drawn without replacement, contain a
+    right one.
 
-    1 - C(n-c, k) / C(n, k), with n = `samples` and c = `right`, as a product; Chen et al. (2021), equation 1.
+    1 - C(n-c, k) / C(n, k), with n = `samples` and c = `right`, as a product; Chen et al. (2021),
+    equation 1.
     """
     _check_k(samples, k)
     if samples - right < k:
@@ -26,9 +28,11 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """Return the expected largest score of k of the samples: what an oracle that picks the best gets.
+    """Return the expected largest score of k of the samples: what an oracle that picks the best
+    gets.
 
-    With scores 0 and 1 this is pass@k. The i-th smallest of n is the largest of C(i-1, k-1) of the C(n, k) subsets.
+    With scores 0 and 1 this is pass@k. The i-th smallest of n is the largest of C(i-1, k-1) of the
+    C(n, k) subsets.
     """
     _check_k(len(scores), k)
     total = math.comb(len(scores), k)
@@ -39,10 +43,10 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
 def majority_of_k(groups: Sequence[Hashable | None], scores: Sequence[float], ks: Sequence[int]) -> list[float]:
     """Return the expected score of the majority answer of k samples, for each k of `ks`.
 
-    groups[i] is the answer group of sample i, equal for answers that count as the same; None is a sample without an
-    answer, which has no vote. A group's score is the mean of its samples' `scores`. Groups tied for the most votes win
-    with equal probability (the expected score is their mean), so the order of the samples has no influence. Without any
-    vote the score is 0.
+    groups[i] is the answer group of sample i, equal for answers that count as the same; None is a
+    sample without an answer, which has no vote. A group's score is the mean of its samples'
+    `scores`. Groups tied for the most votes win with equal probability (the expected score is their
+    mean), so the order of the samples has no influence. Without any vote the score is 0.
     """
     if len(groups) != len(scores):
         raise ValueError(f"{len(groups)} groups but {len(scores)} scores: give one of each for every sample")
@@ -66,12 +70,15 @@ def majority_of_k(groups: Sequence[Hashable | None], scores: Sequence[float], ks
 def _expected_when_winner_has(
     most: int, counts: list[int], means: list[float], without_answer: int, samples: int
 ) -> np.ndarray:
-    """Sum, over the k-subsets whose largest vote is `most`, the mean score of the groups tied for it.
+    """Sum, over the k-subsets whose largest vote is `most`, the mean score of the groups tied for
+    it.
 
-    Returns [samples + 1], one sum for every k. `counts` and `means` hold the samples and the score of each group.
+    Returns [samples + 1], one sum for every k. `counts` and `means` hold the samples and the score
+    of each group.
 
-    Groups are added one by one: ways[t, k] counts the k-subsets of the groups so far in which t groups have `most`
-    votes and none has more; worth[t, k] sums over those subsets the scores of the t groups.
+    Groups are added one by one: ways[t, k] counts the k-subsets of the groups so far in which t
+    groups have `most` votes and none has more; worth[t, k] sums over those subsets the scores of
+    the t groups.
     """
     tied = min(sum(count >= most for count in counts), samples // most)
     ways = np.zeros((tied + 1, samples + 1))

@@ -1,1 +1,1 @@
-"""Test-time harnesses, one a file: its section of the configuration, its sampling plan, and its measures."""
+"""Test-time harnesses, one a file: its configuration section, sampling plan and measures."""

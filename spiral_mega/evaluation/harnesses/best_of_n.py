@@ -1,4 +1,5 @@
-"""Harness `best_of_n`: the reward of the best of k independent responses, picked by an oracle, the verifier.
+"""Harness `best_of_n`: the reward of the best of k independent responses, picked by an oracle, the
+verifier.
 
 With rewards 0 and 1 it equals pass@k; it differs where a verifier gives part of the reward.
 """

@@ -3,7 +3,8 @@
     section of eval.harnesses --sampling_plan--> SamplingPlan --(sampling, grading)--> GradedEpisode of each problem
                               --measure--------> Measure: one number, a mean over the problems
 
-To add a harness, write a file with a subclass of `Harness` and list the class in `registry.HARNESSES`.
+To add a harness, write a file with a subclass of `Harness` and list the class in
+`registry.HARNESSES`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from spiral_mega.evaluation.graded_episode import TOKEN_CATEGORIES, GradedEpisod
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a harness: the mean over problems of `values`, which holds one value a problem, in their order.
+    """One number of a harness: the mean over problems of `values`, which holds one value a problem,
+    in their order.
 
-    axis, x    where on a curve it lies: x responses ("k"), the x-th aggregation ("step"), or x tokens ("budget")
+    axis, x    position on a curve: x responses ("k"), x-th aggregation ("step"), x tokens ("budget")
     parallel   how many responses were sampled side by side
     tokens     mean tokens a problem, by category (`TOKEN_CATEGORIES`)
     budget     most tokens that could have been generated for a problem
@@ -45,7 +47,7 @@ class Measure:
 
 
 class Harness(Section):
-    """A way to spend compute at test time. Both methods receive rollout.sampling.max_response_tokens."""
+    """A way to spend compute at test time. Its methods receive rollout.sampling.max_response_tokens."""
 
     kind: str
     name: str | None = Field(default=None, description="Name of its results; null: its kind.")
@@ -59,7 +61,7 @@ class Harness(Section):
         """Return what to sample for each problem."""
 
     def token_budgets(self, max_response_tokens: int) -> list[int]:
-        """Return the lengths, ascending, to truncate search traces to and grade them at; most harnesses need none."""
+        """Return the lengths, ascending, at which to grade truncated search traces; most need none."""
         return []
 
     @abstractmethod

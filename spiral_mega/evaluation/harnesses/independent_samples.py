@@ -13,7 +13,7 @@ from spiral_mega.evaluation.harnesses.harness import Harness, Measure, mean_toke
 
 
 class IndependentSamples(Harness):
-    """Sample n responses to a problem, and measure the expected result of k of them for several k."""
+    """Sample n responses to a problem, and measure the expected result of k of them."""
 
     samples: int = Field(default=32, gt=0, le=1000, description="Responses sampled for each problem.")
     ks: list[Annotated[int, Field(gt=0)]] | None = Field(
@@ -32,7 +32,7 @@ class IndependentSamples(Harness):
         return SamplingPlan(self.samples)
 
     def reported_ks(self) -> list[int]:
-        """Return the k to report: those given, or the powers of two up to the number of samples, and that number."""
+        """Return the k to report: `ks`, or the powers of two up to `samples`, and `samples`."""
         if self.ks is not None:
             return sorted(set(self.ks))
         powers = {2**i for i in range(self.samples.bit_length())}

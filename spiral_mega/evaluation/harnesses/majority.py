@@ -1,7 +1,8 @@
 """Harness `majority`: the answer that most of k independent responses give (the paper's figure 8).
 
-Two answers are the same when the verifier says so, not when they are spelled alike. A response without an answer has no
-vote. Answers tied for the most votes win with equal probability, so the value is the mean of their rewards.
+Two answers are the same when the verifier says so, not when they are spelled alike. A response
+without an answer has no vote. Answers tied for the most votes win with equal probability, so the
+value is the mean of their rewards.
 """
 
 from __future__ import annotations

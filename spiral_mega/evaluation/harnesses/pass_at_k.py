@@ -1,4 +1,4 @@
-"""Harness `pass_at_k`: the probability that some of k independent responses is right (the paper's figure 3)."""
+"""Harness `pass_at_k`: the probability that some of k responses is right (the paper's figure 3)."""
 
 from __future__ import annotations
 

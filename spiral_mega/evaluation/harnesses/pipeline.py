@@ -1,7 +1,8 @@
-"""Harness `pipeline`: sequential, parallel and aggregative compute combined as the configuration declares.
+"""Harness `pipeline`: sequential, parallel and aggregative compute combined as the configuration
+declares.
 
-{kind: pipeline, name: wide-then-long, reducer: majority,
- stages: [{search: 16, tokens: 1024}, {aggregate: 8, set_size: 4, tokens: 4096}, {aggregate: 8, set_size: 4}]}
+{kind: pipeline, name: wide-then-long, reducer: majority, stages: [{search: 16, tokens: 1024},
+ {aggregate: 8, set_size: 4, tokens: 4096}, {aggregate: 8, set_size: 4}]}
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from spiral_mega.evaluation.harnesses.populations import REDUCERS, level_budgets
 
 
 class Stage(Section):
-    """One stage of a pipeline: `search` responses to the problem, or `aggregate` responses to a set each.
+    """One stage of a pipeline: `search` responses to the problem, or `aggregate` responses to a set
+    each.
 
     A set has `set_size` traces of the previous stage.
     """
@@ -33,7 +35,7 @@ class Stage(Section):
 
 
 class StagedPipeline(Harness):
-    """Stages one after the other, scored at the end: a search first, then any number of aggregations."""
+    """A search and any number of aggregations after it, scored at the end."""
 
     kind: Literal["pipeline"] = "pipeline"
     name: str
@@ -54,8 +56,9 @@ class StagedPipeline(Harness):
                 raise ValueError(f"{where} must have aggregate and set_size, and no search")
             if stage.set_size is not None and stage.set_size > population:
                 raise ValueError(
-                    f"{where} has set_size {stage.set_size}, but the previous stage has {population} traces: lower "
-                    "set_size, or raise that stage's number of responses"
+                    f"{where} has set_size {stage.set_size}, but the previous stage has "
+                    f"{population} traces: lower set_size, or raise that stage's number of "
+                    "responses"
                 )
             population = stage.search or stage.aggregate or 0
         return self

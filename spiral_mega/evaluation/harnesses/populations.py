@@ -1,4 +1,5 @@
-"""What the harnesses over populations of traces (rsa, pipeline) share: the traces of each level, and their reducers.
+"""What the harnesses over populations of traces (rsa, pipeline) share: the traces of each level,
+and their reducers.
 
 position in Episode.traces():   0 .. population-1 | population .. | ...
 level:                          search            | first answers | answers to sets of those | ...
@@ -15,7 +16,7 @@ from spiral_mega.statistics.estimators import majority_of_k
 
 
 def level_positions(plan: SamplingPlan) -> list[range]:
-    """Return the positions of each level's traces: the search, then the answers to each level's sets."""
+    """Return the positions of each level's traces: the search, then the answers to its sets."""
     positions = [range(plan.search_traces)]
     for level in plan.levels:
         first = positions[-1].stop

@@ -26,7 +26,7 @@ HARNESSES: dict[str, type[Harness]] = {
 
 
 def read_harnesses(entries: Sequence[Mapping[str, Any]]) -> list[Harness]:
-    """Read the entries of `eval.harnesses`, each by its `kind`. Raises ConfigError that names every fault."""
+    """Read the entries of `eval.harnesses` by their `kind`. Raises ConfigError that names every fault."""
     harnesses: list[Harness] = []
     faults: list[str] = []
     for index, entry in enumerate(entries):

@@ -1,8 +1,9 @@
 """Harness `rsa`: recursive self-aggregation (Venkatraman et al., 2025; the paper's figure 4).
 
-Step 0 is a population of responses to the problem. Each further step samples as many responses, and shows each its own
-set of the previous population's traces, drawn without replacement. Every population is reported by all `REDUCERS`: the
-mean reward (what the paper reports), the reward of the majority's answer, and that of an oracle's pick.
+Step 0 is a population of responses to the problem. Each further step samples as many responses, and
+shows each its own set of the previous population's traces, drawn without replacement. Every
+population is reported by all `REDUCERS`: the mean reward (what the paper reports), the reward of
+the majority's answer, and that of an oracle's pick.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spiral_mega.evaluation.harnesses.populations import REDUCERS, level_budgets
 
 
 class Rsa(Harness):
-    """Recursive self-aggregation: each step's population answers sets of the previous one's traces."""
+    """Recursive self-aggregation: each population answers sets of the previous one's traces."""
 
     kind: Literal["rsa"] = "rsa"
     population: int = Field(default=8, gt=0, description="Traces of each step.")
@@ -30,8 +31,9 @@ class Rsa(Harness):
     def _check_set_size(self) -> Rsa:
         if self.set_size > self.population:
             raise ValueError(
-                f"eval.harnesses: rsa has set_size {self.set_size} and a population of {self.population}: a set takes "
-                "each trace once, so lower set_size or raise population"
+                f"eval.harnesses: rsa has set_size {self.set_size} and a population of "
+                f"{self.population}: a set takes each trace once, so lower set_size or raise "
+                "population"
             )
         return self
 
