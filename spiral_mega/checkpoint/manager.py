@@ -1,16 +1,18 @@
-"""Exact checkpoints by torch.distributed.checkpoint (DCP): written in the background, published complete or not at all.
+"""Exact checkpoints by torch.distributed.checkpoint (DCP), written in the background.
 
-checkpoints/
-  step_000300.damaged/   found damaged at a start, kept for inspection
-  step_000400/           complete
-    __0_0.distcp ...     tensors, by rank
-    .metadata            DCP's index of all tensors
-    meta.json            world size, fingerprint of the data, configuration
-    manifest.json        size and SHA-256 of every other file
-  step_000500.partial/   being written, or left by a killed run: removed at the next start
+A checkpoint is published complete, by a rename, or not at all:
 
-save(500)   meta.json -> every rank writes its tensors -> .metadata, manifest.json -> rename to step_000500
-training    |---------- continues in the meantime -------------------------------|
+    checkpoints/
+      step_000300.damaged/   found damaged at a start, kept for inspection
+      step_000400/           complete
+        __0_0.distcp ...     tensors, by rank
+        .metadata            DCP's index of all tensors
+        meta.json            world size, fingerprint of the data, configuration
+        manifest.json        size and SHA-256 of every other file
+      step_000500.partial/   being written, or left by a killed run: removed at the next start
+
+    save(500)   meta.json -> tensors, by every rank -> .metadata, manifest.json -> rename
+    training    |----------- continues in the meantime -----------------------|
 """
 
 from __future__ import annotations
@@ -49,23 +51,25 @@ class _PendingWrite(NamedTuple):
 class CheckpointManager:
     """Checkpoints in `folder`/step_NNNNNN, the newest `keep_last` of them.
 
-    A checkpoint is written under a temporary name and renamed when every rank has written its part, so a folder with
-    the final name is always complete.
+    A checkpoint is written under a temporary name and renamed when every rank has written its part,
+    so a folder with the final name is always complete.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder, self.keep_last = folder, keep_last
         self._is_main = dist.get_rank() == 0
         self._pending: _PendingWrite | None = None
-        # The background write uses collectives while training does too, so it needs a group of its own.
+        # The background write uses collectives while training does too, so it needs a group of its
+        # own.
         self._group = dist.new_group(backend="gloo")
         self._publish_lock = Lock()
 
     def latest(self) -> int | None:
-        """Return the step of the newest undamaged checkpoint, or None if there are none. Collective.
+        """Return the step of the newest undamaged checkpoint, or None if there are none.
 
-        Newer ones that are damaged are renamed to step_NNNNNN.damaged; half-written ones of a killed run are removed.
-        Raises CheckpointError if all are damaged: whether a run starts from the beginning is for a person to decide.
+        Collective. Newer ones that are damaged are renamed to step_NNNNNN.damaged; half-written
+        ones of a killed run are removed. Raises CheckpointError if all are damaged: whether a run
+        starts from the beginning is for a person to decide.
         """
         if self._is_main:
             for leftover in self.folder.glob("step_*.partial"):
@@ -89,9 +93,10 @@ class CheckpointManager:
         return None
 
     def save(self, step: int, state: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Start writing `state` (sharded tensors and plain objects) and return; an earlier write is finished first.
+        """Start writing `state` (sharded tensors and plain objects) and return.
 
-        `meta` (world_size, data, config) is small JSON, which `read_meta` returns before the state is loaded.
+        An earlier write is finished first. `meta` (world_size, data, config) is small JSON, which
+        `read_meta` returns before the state is loaded.
         """
         self.wait()
         partial = self._path(step).with_suffix(".partial")
@@ -102,7 +107,8 @@ class CheckpointManager:
         future = async_save(state, storage_writer=HashingWriter(partial), process_group=self._group)
         assert isinstance(future, Future)
         self._pending = _PendingWrite(step, future)
-        # Published at once, not at the next `wait`: a crash in the next step must not lose a written checkpoint.
+        # Published at once, not at the next `wait`: a crash in the next step must not lose a
+        # written checkpoint.
         future.add_done_callback(lambda done: None if done.exception() else self._publish(step))
 
     def wait(self) -> None:
@@ -131,7 +137,10 @@ class CheckpointManager:
             ) from error
 
     def load(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill `state`, structured like the one that was saved, from the checkpoint of `step`. Collective."""
+        """Fill `state`, structured like the one that was saved, from the checkpoint of `step`.
+
+        Collective.
+        """
         try:
             load(state, checkpoint_id=self._path(step), process_group=self._group)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -168,7 +177,8 @@ class CheckpointManager:
                 return
             partial.rename(final)
             for old in map(self._path, self._steps()[: -self.keep_last]):
-                # Not removed under its own name: a run that is killed meanwhile must not find half of it.
+                # Not removed under its own name: a run that is killed meanwhile must not find half
+                # of it.
                 shutil.rmtree(old.rename(old.with_suffix(".partial")))
             log.info("checkpoint %s", final)
 

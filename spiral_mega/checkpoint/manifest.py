@@ -1,7 +1,7 @@
 """Hash a checkpoint's files when they are written, to find damage before they are loaded.
 
-manifest.json lists size in bytes and SHA-256 of every other file. Each rank hashes what it wrote and, before a load,
-every world-size-th file.
+manifest.json lists size in bytes and SHA-256 of every other file. Each rank hashes what it wrote
+and, before a load, every world-size-th file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _HashedResult(WriteResult):
 class HashingWriter(_FileSystemWriter):
     """DCP's file writer, which also writes the manifest.
 
-    Derived from the private base class: its public subclass would also stage the state, and passes on CPU tensors
-    without a copy.
+    Derived from the private base class: its public subclass would also stage the state, and passes
+    on CPU tensors without a copy.
     """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -65,7 +65,10 @@ class HashingWriter(_FileSystemWriter):
 
 
 def find_damage(folder: Path, group: dist.ProcessGroup) -> str:
-    """Say what is wrong with the checkpoint in `folder`, or return "". Collective; the same text on all ranks."""
+    """Say what is wrong with the checkpoint in `folder`, or return "".
+
+    Collective; the same text on all ranks.
+    """
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, _find_damage_in_part(folder, dist.get_rank(group), len(found)), group=group)
     return next((text for text in found if text), "")
@@ -90,4 +93,7 @@ def _find_damage_in_part(folder: Path, rank: int, ranks: int) -> str:
 
 def _entry(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }

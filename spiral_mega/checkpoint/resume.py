@@ -1,7 +1,7 @@
 """Decide whether a run may resume from a checkpoint, and restore its policies.
 
-A run resumes with the same training problems and the same settings of everything that decided what was learned. Other
-settings may change, with a warning.
+A run resumes with the same training problems and the same settings of everything that decided what
+was learned. Other settings may change, with a warning.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from spiral_mega.policy import Policy
 
 log = logging.getLogger(__name__)
 
-# Changes of these cannot be applied: the checkpoint holds their result (weights, adapters, moments, learning rates,
-# positions).
+# Changes of these cannot be applied: the checkpoint holds their result (weights, adapters, moments,
+# learning rates, positions).
 FIXED = ("run.seed", "model", "two_models", "algorithm", "optimizer", "batch.minibatches")
 
 
-def find_resumable(checkpoints: CheckpointManager, config: Config, data: str, world_size: int) -> int | None:
+def find_resumable(
+    checkpoints: CheckpointManager,
+    config: Config,
+    data: str,
+    world_size: int,
+) -> int | None:
     """Return the step to resume from, or None to start from the beginning. Collective.
 
-    `data` is the fingerprint of the training problems. Raises ConfigError or CheckpointError if there is a checkpoint
-    that this run must not resume from.
+    `data` is the fingerprint of the training problems. Raises ConfigError or CheckpointError if
+    there is a checkpoint that this run must not resume from.
     """
     latest = checkpoints.latest()
     if latest is None:

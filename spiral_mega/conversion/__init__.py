@@ -1,4 +1,4 @@
-"""Convert models between formats, a block of rows at a time, so that memory stays far below the model's size.
+"""Convert models between formats, a block of rows at a time: memory stays far below a model's size.
 
 convert.py      the conversion: whole target or none
 open_model.py   recognize and check the origin

@@ -24,7 +24,8 @@ def check_tensors(
 ) -> None:
     """Raise UserError, naming tensors, unless those `found` in `origin` have the `expected` names and shapes.
 
-    `expected` is what config.json in `model` asks for; the `optional` ones may be missing (tied heads).
+    `expected` is what config.json in `model` asks for; the `optional` ones may be missing (tied
+    heads).
     """
     problems = []
     if missing := sorted(expected.keys() - found.keys() - optional):
@@ -51,8 +52,16 @@ def _shape_problem(name: str, found: torch.Size, expected: torch.Size) -> str:
     return f"{name} is {tuple(found)}, by the config {tuple(expected)}"
 
 
-def check_adapter(adapter: Adapter, expected: Mapping[str, torch.Size], origin: Path, base: Path) -> None:
-    """Raise UserError unless every update has the shape of a weight of the base; `expected` are the base's shapes."""
+def check_adapter(
+    adapter: Adapter,
+    expected: Mapping[str, torch.Size],
+    origin: Path,
+    base: Path,
+) -> None:
+    """Raise UserError unless every update has the shape of a weight of the base.
+
+    `expected` are the base's shapes.
+    """
     problems = []
     for name, update in adapter.updates.items():
         shape = torch.Size([len(update.b), update.a.shape[1]])

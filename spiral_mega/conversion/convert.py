@@ -14,7 +14,12 @@ from typing import Any
 import torch
 
 from spiral_mega.conversion import dcp, torch_dist
-from spiral_mega.conversion.open_model import OpenedModel, check_family, expected_tensors, open_model
+from spiral_mega.conversion.open_model import (
+    OpenedModel,
+    check_family,
+    expected_tensors,
+    open_model,
+)
 from spiral_mega.conversion.sources import MergedSource, Source, digest
 from spiral_mega.conversion.verify import verify_logits
 from spiral_mega.errors import UserError
@@ -26,7 +31,15 @@ FORMATS = ("hf", "dcp", "dcp-megatron", "torch_dist", "peft")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MANIFEST = "SHA256SUMS"
 # Weights in any format, and files that describe the origin's files. Everything else is copied.
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.distcp")
+WEIGHTS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.bin.index.json",
+    "*.pt",
+    "*.pth",
+    "*.distcp",
+)
 NOT_COPIED = (
     *WEIGHTS,
     "*.gguf",
@@ -53,11 +66,12 @@ def convert(
 ) -> list[str]:
     """Write the model at `origin` to `target` in the format `to`, and return what was done, line by line.
 
-    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT adapter; the last two
-    need a `base`, unless they name one. `model`: which model of a checkpoint of two. To "hf" adapters are merged.
-    `dtype`: of floating-point tensors; None keeps each tensor's own (for a merge, its base's). `verify` compares the
-    logits of both ends afterwards. Raises UserError, and leaves nothing at `target`, if origin, base and formats do
-    not fit together.
+    `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT
+    adapter; the last two need a `base`, unless they name one. `model`: which model of a checkpoint
+    of two. To "hf" adapters are merged. `dtype`: of floating-point tensors; None keeps each
+    tensor's own (for a merge, its base's). `verify` compares the logits of both ends afterwards.
+    Raises UserError, and leaves nothing at `target`, if origin, base and formats do not fit
+    together.
     """
     opened = open_model(origin, base, model)
     if opened.adapter is None and to == "peft":
@@ -81,7 +95,10 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """The tensors to write: `specs` of all of them, values in `source`. A tied head is not among them."""
+    """The tensors to write: `specs` of all of them, values in `source`.
+
+    A tied head is not among them.
+    """
 
     source: Source
     specs: dict[str, TensorSpec]
@@ -89,7 +106,13 @@ class _Weights:
     hf_config: Any
 
 
-def _write_weights(model: OpenedModel, to: str, dtype: torch.dtype | None, max_file_bytes: int, folder: Path) -> None:
+def _write_weights(
+    model: OpenedModel,
+    to: str,
+    dtype: torch.dtype | None,
+    max_file_bytes: int,
+    folder: Path,
+) -> None:
     weights = _weights_to_write(model, dtype)
     if to == "dcp":
         _write_fsdp_checkpoint(weights, folder)
@@ -157,7 +180,10 @@ def _write_config(origin: Path, weights: _Weights, folder: Path) -> None:
 
 
 def _set_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> None:
-    """Set the weights' dtype in a config, wherever it names one; leave it unchanged if dtypes are mixed."""
+    """Set the weights' dtype in a config, wherever it names one.
+
+    Leave it unchanged if dtypes are mixed.
+    """
     if len(dtypes) != 1:
         return
     (dtype,) = dtypes

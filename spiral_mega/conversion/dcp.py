@@ -1,8 +1,8 @@
-"""Read and write distributed checkpoints (torch.distributed.checkpoint) piece by piece, in one process.
+"""Read and write distributed checkpoints (torch.distributed.checkpoint) in one process, by pieces.
 
-The trainer's checkpoints name a weight by its backend: policy.model.<name> on FSDP2, with transformers' name, and
-policy.param.<name> on megatron-core, with the name in Hugging Face checkpoints. A run of two models has
-policy_search.model.<name> and policy_aggregation.model.<name>.
+The trainer's checkpoints name a weight by its backend: policy.model.<name> on FSDP2, with
+transformers' name, and policy.param.<name> on megatron-core, with the name in Hugging Face
+checkpoints. A run of two models has policy_search.model.<name> and policy_aggregation.model.<name>.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ FILE_BYTES = 256 * 2**20
 class DcpReader:
     """Reads any rectangle of the tensors in the checkpoint in `folder`.
 
-    Ranks save tensors as rectangles ("chunks"). A chunk is read whole and takes twice its size in memory. Raises
-    UserError for a checkpoint that cannot be read.
+    Ranks save tensors as rectangles ("chunks"). A chunk is read whole and takes twice its size in
+    memory. Raises UserError for a checkpoint that cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,8 +77,8 @@ class DcpReader:
     def row_ranges(self, name: str, first: Sequence[int] = ()) -> list[range]:
         """Return ranges of rows that no chunk straddles, so that reading them one by one reads each chunk once.
 
-        Rows are those of the tensor, or of its slice at the leading indices `first`. Raises UserError if elements are
-        missing from the checkpoint.
+        Rows are those of the tensor, or of its slice at the leading indices `first`. Raises
+        UserError if elements are missing from the checkpoint.
         """
         stored, dim = self.tensors[name], len(first)
         chunks = [c for c in stored.chunks if 0 not in c.sizes and tuple(c.offsets[:dim]) == tuple(first)]
@@ -117,8 +117,16 @@ def _merge_overlapping(ranges: Iterable[range]) -> list[range]:
     return merged
 
 
-def _overlap(name: str, chunk: ChunkStorageMetadata, offsets: Sequence[int], sizes: Sequence[int]) -> ReadItem | None:
-    """Request what a chunk holds of the rectangle of `sizes` at `offsets`; None if they do not overlap."""
+def _overlap(
+    name: str,
+    chunk: ChunkStorageMetadata,
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> ReadItem | None:
+    """Request what a chunk holds of the rectangle of `sizes` at `offsets`.
+
+    None if they do not overlap.
+    """
     lows, lengths = [], []
     for start, size, chunk_start, chunk_size in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True):
         low = max(start, chunk_start)
@@ -166,11 +174,15 @@ class _ExpertBlock(NamedTuple):
 class DcpSource:
     """The model in the checkpoint in `folder`: written by the trainer, or a plain state dict.
 
-    Raises UserError for a checkpoint that cannot be read, that holds no model, or that is not whole.
+    Raises UserError for a checkpoint that cannot be read, that holds no model, or that is not
+    whole.
     """
 
     def __init__(self, folder: Path, model: str | None = None) -> None:
-        """`model`: which model of two. Raises UserError if it is missing, or if there is no such model."""
+        """`model`: which model of two.
+
+        Raises UserError if it is missing, or if there is no such model.
+        """
         self._reader = DcpReader(folder)
         tensors = self._reader.tensors
         self._prefix = _find_prefix(folder, tensors, model)
@@ -220,7 +232,10 @@ class DcpSource:
         return self._reader.read(self._prefix + name, offsets, (len(rows), *columns))
 
     def _read_expert(self, expert: ExpertSlice) -> torch.Tensor:
-        """Return the expert's matrix in a fused parameter. Experts saved together are kept until others are read."""
+        """Return the expert's matrix in a fused parameter.
+
+        Experts saved together are kept until others are read.
+        """
         (experts,) = (each for each in self._row_ranges[expert.name] if expert.expert in each)
         projection = expert.name.rpartition(".")[2]
         last = self._last_experts.get(projection)
@@ -234,7 +249,10 @@ class DcpSource:
 
 
 def _find_prefix(folder: Path, tensors: Collection[str], model: str | None) -> str:
-    """Return what the names of the model's tensors start with. Raises UserError if `model` does not select one."""
+    """Return what the names of the model's tensors start with.
+
+    Raises UserError if `model` does not select one.
+    """
     matches = (TWO_MODELS.match(name) for name in tensors)
     models = sorted({match[1] for match in matches if match})
     if models and model not in models:
@@ -252,7 +270,10 @@ def _find_prefix(folder: Path, tensors: Collection[str], model: str | None) -> s
 
 
 class Piece(NamedTuple):
-    """A rectangle to write: of the tensor `name` of `spec`, `sizes` at `offsets`; `read` returns its values."""
+    """A rectangle to write: of the tensor `name` of `spec`, `sizes` at `offsets`.
+
+    `read` returns its values.
+    """
 
     name: str
     spec: TensorSpec
@@ -271,7 +292,8 @@ def write_dcp(
 ) -> None:
     """Write the tensors of `specs`, in these dtypes, under the trainer's names, which start with `prefix`.
 
-    `aliases`: names that repeat another tensor's values. `experts`: tensors that are written as slices of a fused one.
+    `aliases`: names that repeat another tensor's values. `experts`: tensors that are written as
+    slices of a fused one.
     """
     pieces = []
     for name, spec in specs.items():
@@ -287,7 +309,12 @@ def write_dcp(
     write_pieces(pieces, folder, nested_paths)
 
 
-def _block_of_rows(name: str, spec: TensorSpec, rows: range | None, read: Callable[[], torch.Tensor]) -> Piece:
+def _block_of_rows(
+    name: str,
+    spec: TensorSpec,
+    rows: range | None,
+    read: Callable[[], torch.Tensor],
+) -> Piece:
     if rows is None:
         return Piece(name, spec, [0] * len(spec.shape), spec.shape, read)
     offsets = [rows.start] + [0] * (len(spec.shape) - 1)
@@ -314,7 +341,8 @@ def write_pieces(
 ) -> None:
     """Write a checkpoint of `pieces`, each read when its turn comes, and of small `objects`.
 
-    `nested_paths`: where each name is in a nested dict. Raises UserError if the folder cannot be written.
+    `nested_paths`: where each name is in a nested dict. Raises UserError if the folder cannot be
+    written.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -325,7 +353,8 @@ def write_pieces(
             (cause, _) = error.failures[0]
             if isinstance(cause, UserError):  # from reading the source
                 raise cause from None
-            # On a full disk torch.save fails once more when it closes its archive, which hides the first reason.
+            # On a full disk torch.save fails once more when it closes its archive, which hides the
+            # first reason.
             reason = f"{type(cause).__name__}: {cause}"
             raise UserError(f"{folder} cannot be written ({reason}): check space and rights") from error
 
@@ -363,7 +392,10 @@ class _StreamingPlanner(DefaultSavePlanner):
     """Plans the pieces, and reads each one when its turn to be written comes."""
 
     def __init__(
-        self, pieces: Sequence[Piece], nested_paths: dict[str, tuple[str, ...]], objects: Mapping[str, Any]
+        self,
+        pieces: Sequence[Piece],
+        nested_paths: dict[str, tuple[str, ...]],
+        objects: Mapping[str, Any],
     ) -> None:
         super().__init__()
         self.nested_paths, self.objects = nested_paths, objects

@@ -1,9 +1,11 @@
-"""Open what is to be converted: recognize its format, find its base model, and check that both match.
+"""Open what is to be converted: recognize its format, find its base, check that both match.
 
-metadata.json and common.pt   megatron-core's checkpoint, with the config of --base
-.metadata (step_NNNNNN)       the trainer's checkpoint: whole weights, or an adapter on the base in meta.json
-adapter_config.json           PEFT adapter, on the base that it names
-config.json                   Hugging Face folder
+These files tell the format, in this order:
+
+    metadata.json and common.pt   megatron-core's checkpoint, with the config of --base
+    .metadata (step_NNNNNN)       the trainer's checkpoint: weights, or adapter on meta.json's base
+    adapter_config.json           PEFT adapter, on the base that it names
+    config.json                   Hugging Face folder
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from spiral_mega.traces import AGGREGATION
 class OpenedModel:
     """What is converted: the whole weights in `source` or, with `adapter`, a low-rank update of them.
 
-    `folder` holds the config and the files that are copied along; `tokenizer` is set if it comes from elsewhere.
+    `folder` holds the config and the files that are copied along; `tokenizer` is set if it comes
+    from elsewhere.
     """
 
     source: Source
@@ -55,8 +58,8 @@ class ExpectedTensors(NamedTuple):
 def open_model(origin: Path, base: str | None, which: str | None) -> OpenedModel:
     """Open the model or adapter at `origin`, with the model `base` instead of the one that it names.
 
-    `which`: the model to take from a checkpoint of two. Raises UserError if there is nothing that can be read, or if
-    tensors do not match the config.
+    `which`: the model to take from a checkpoint of two. Raises UserError if there is nothing that
+    can be read, or if tensors do not match the config.
     """
     is_checkpoint = (origin / dcp.METADATA).exists()
     is_megatron = torch_dist.is_megatron(origin)
@@ -78,7 +81,10 @@ def open_model(origin: Path, base: str | None, which: str | None) -> OpenedModel
 
 
 def expected_tensors(folder: Path) -> ExpectedTensors:
-    """Read the config in `folder`. Raises UserError if it is not that of a causal language model."""
+    """Read the config in `folder`.
+
+    Raises UserError if it is not that of a causal language model.
+    """
     try:
         model = meta_model(str(folder))
     except Exception as error:  # a malformed config fails in many ways
@@ -124,7 +130,7 @@ def _open_megatron(origin: Path, base: str | None) -> OpenedModel:
 class _RunSettings(NamedTuple):
     """What the run that wrote a checkpoint says about the model in it (meta.json)."""
 
-    model: dict[str, Any]  # the section `model` of its configuration; empty if there is no meta.json
+    model: dict[str, Any]  # the section `model` of its configuration; empty without meta.json
     adapter_name: str  # in the names of the adapter's factors
 
 
@@ -159,13 +165,21 @@ def _run_settings(origin: Path, which: str | None) -> _RunSettings:
 
 
 def _read_trained_adapter(source: Source, lora: dict[str, Any], origin: Path, name: str) -> Adapter:
-    """Read the adapter `name` from the trainer's checkpoint; `lora` is model.lora of its configuration."""
+    """Read the adapter `name` from the trainer's checkpoint.
+
+    `lora` is model.lora of its configuration.
+    """
     # FSDP2's checkpoints include the adapter's name, megatron-core's have PEFT's names.
     tensors = {tensor.replace(f".{name}.weight", ".weight"): read_whole(source, tensor) for tensor in source.specs}
     return Adapter.from_factors(tensors, int(lora["rank"]), float(lora["alpha"]), origin)
 
 
-def _with_base(adapter: Adapter, name: str | None, origin: Path, tokenizer: Path | None) -> OpenedModel:
+def _with_base(
+    adapter: Adapter,
+    name: str | None,
+    origin: Path,
+    tokenizer: Path | None,
+) -> OpenedModel:
     folder = _base_folder(name, origin)
     expected = expected_tensors(folder)
     source = _open_safetensors(folder, expected)
@@ -178,7 +192,10 @@ def _self_described(origin: Path) -> str | None:
 
 
 def _base_folder(name: str | None, origin: Path) -> Path:
-    """Return the folder of the model `name`, downloading it if it is no folder. Raises UserError if that fails."""
+    """Return the folder of the model `name`, downloading it if it is no folder.
+
+    Raises UserError if that fails.
+    """
     if name is None:
         raise UserError(f"{origin} does not name the model that it belongs to: give its folder by --base")
     folder = Path(name)

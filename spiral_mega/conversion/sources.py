@@ -1,4 +1,4 @@
-"""Read a model's tensors in blocks of rows, so that memory is bounded by a block and not by the model."""
+"""Read a model's tensors in blocks of rows, so that memory is bounded by a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Protocol
 import torch
 
 from spiral_mega.models.peft_files import LowRankUpdate
-from spiral_mega.models.safetensors_files import StoredTensor, TensorSpec, as_bytes, read_model_files
+from spiral_mega.models.safetensors_files import (
+    StoredTensor,
+    TensorSpec,
+    as_bytes,
+    read_model_files,
+)
 
 BLOCK_BYTES = 64 * 2**20
 
@@ -25,7 +30,10 @@ class Source(Protocol):
     def specs(self) -> Mapping[str, TensorSpec]: ...
 
     def blocks(self, name: str) -> list[range | None]:
-        """Return ranges of rows that together cover the tensor; None stands for a tensor without rows."""
+        """Return ranges of rows that together cover the tensor.
+
+        None stands for a tensor without rows.
+        """
 
     def read(self, name: str, rows: range | None) -> torch.Tensor: ...
 
@@ -52,10 +60,18 @@ class SafetensorsSource:
 class MergedSource:
     """`base` with low-rank updates added to its weights: W + scale * B A, computed in float32."""
 
-    def __init__(self, base: Source, updates: Mapping[str, LowRankUpdate], tied: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        base: Source,
+        updates: Mapping[str, LowRankUpdate],
+        tied: Mapping[str, str],
+    ) -> None:
         """`tied`: {head: embedding} if the head has an update and reads its weight from the embedding, else empty."""
         self.base, self.updates, self._tied = base, updates, tied
-        self.specs = {**base.specs, **{head: base.specs[embedding] for head, embedding in tied.items()}}
+        self.specs = {
+            **base.specs,
+            **{head: base.specs[embedding] for head, embedding in tied.items()},
+        }
 
     def blocks(self, name: str) -> list[range | None]:
         return self.base.blocks(self._tied.get(name, name))

@@ -1,8 +1,9 @@
-"""Read and write megatron-core's own distributed checkpoints (megatron.core.dist_checkpointing, torch_dist).
+"""Read and write megatron-core's own distributed checkpoints (dist_checkpointing, torch_dist).
 
-Such a checkpoint is one of torch.distributed.checkpoint, with the keys of GPTModel.sharded_state_dict. Parameters are
-stored whole, as without tensor parallelism: q, k and v group by group, gate above up. Layers are stacked along a first
-axis (or, in other versions, numbered), experts along the next:
+Such a checkpoint is one of torch.distributed.checkpoint, with the keys of
+GPTModel.sharded_state_dict. Parameters are stored whole, as without tensor parallelism: q, k and v
+group by group, gate above up. Layers are stacked along a first axis (or, in other versions,
+numbered), experts along the next:
 
     decoder.layers.self_attention.linear_qkv.weight          [layers, rows, columns]
     decoder.layers.mlp.experts.experts.linear_fc1.weight     [layers, experts, rows, columns]
@@ -38,12 +39,15 @@ from spiral_mega.policy.megatron.families import (
 )
 
 CONFIG, COMMON = "metadata.json", "common.pt"
-PADDING = 128  # rows, for each rank that a vocabulary was cut over: Megatron's default make_vocab_size_divisible_by
+# Rows of padding are fewer than this for each rank that a vocabulary was sharded over: Megatron's
+# default make_vocab_size_divisible_by.
+PADDING = 128
 LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 ATTENTION_LINEARS, MLP_LINEARS = LINEARS[:2], LINEARS[2:]
 NOT_MODEL = ("optimizer.", "chained_", "rng_state", "rerun_state")
 OUTPUT_LAYER = "output_layer.weight"
-# Keys under which norms of a layer are stored: those that transformer-engine's fused modules give them.
+# Keys under which norms of a layer are stored: those that transformer-engine's fused modules give
+# them.
 STORED_AS = {
     "input_layernorm.weight": "self_attention.linear_qkv.layer_norm_weight",
     "pre_mlp_layernorm.weight": "mlp.linear_fc1.layer_norm_weight",
@@ -65,8 +69,8 @@ class StoredKey(NamedTuple):
 class StoredWeight:
     """Where a Hugging Face tensor is in the checkpoint.
 
-    It is number `index` of the mapping's tensors, in the parameter at `stored`, and starts at its row `row`. If the
-    mapping is `grouped`, its rows are scattered, and `row` does not count.
+    It is number `index` of the mapping's tensors, in the parameter at `stored`, and starts at its
+    row `row`. If the mapping is `grouped`, its rows are scattered, and `row` does not count.
     """
 
     mapping: ParamMapping
@@ -83,11 +87,18 @@ class _FusedParameter(NamedTuple):
 class MegatronSource:
     """The model in `folder` by Hugging Face names; `shapes` are those that its config asks for.
 
-    `notes` mention the padding of a vocabulary that is left out. Raises UserError, naming keys, for a checkpoint of
-    another model, and for a vocabulary with more rows than padding explains.
+    `notes` mention the padding of a vocabulary that is left out. Raises UserError, naming keys, for
+    a checkpoint of another model, and for a vocabulary with more rows than padding explains.
     """
 
-    def __init__(self, folder: Path, hf_config: Any, shapes: Mapping[str, torch.Size], *, tied: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hf_config: Any,
+        shapes: Mapping[str, torch.Size],
+        *,
+        tied: bool,
+    ) -> None:
         self.folder, self.notes = folder, list[str]()
         settings = json.loads((folder / CONFIG).read_text())
         if settings.get("sharded_backend") != "torch_dist":
@@ -127,14 +138,23 @@ class MegatronSource:
         return unfuse(fused, self._row_blocks(weight.mapping), weight.index)[rows.start : rows.stop]
 
     def _read_grouped(self, weight: StoredWeight, columns: torch.Size) -> torch.Tensor:
-        """Read a layer's q, k and v. They are kept until another layer's are read: callers read them in turn."""
+        """Read a layer's q, k and v.
+
+        They are kept until another layer's are read: callers read them in turn.
+        """
         name = weight.mapping.megatron_name
         if self._last_fused is None or self._last_fused.name != name:
             rows = self._num_rows(weight.mapping)
             self._last_fused = _FusedParameter(name, self._read_rows(weight.stored, 0, rows, columns))
         return self._last_fused.value
 
-    def _read_rows(self, stored: StoredKey, row: int, rows: int, columns: torch.Size) -> torch.Tensor:
+    def _read_rows(
+        self,
+        stored: StoredKey,
+        row: int,
+        rows: int,
+        columns: torch.Size,
+    ) -> torch.Tensor:
         offsets = (*stored.first, row, *(0 for _ in columns))
         sizes = (*(1 for _ in stored.first), rows, *columns)
         return self._reader.read(stored.key, offsets, sizes).view(rows, *columns)
@@ -179,7 +199,10 @@ class MegatronSource:
         return False
 
     def _shape_problems(self) -> Iterator[str]:
-        """Compare the shapes of stored tensors with the config; note the padding of a vocabulary."""
+        """Compare the shapes of stored tensors with the config.
+
+        Note the padding of a vocabulary.
+        """
         ends: dict[str, int] = {}
         for name, weight in self._weights.items():
             key = weight.stored.key
@@ -218,10 +241,10 @@ def _is_of_model(key: str) -> bool:
 
 
 def _candidate_keys(name: str, has_experts: bool) -> Iterator[StoredKey]:
-    """Yield keys under which a checkpoint may hold the parameter `name`. The first one is the key that is written.
+    """Yield keys under which a checkpoint may hold the parameter `name`.
 
-    That is the key of a model of transformer-engine's modules, in which the norm before experts (`has_experts`) is not
-    fused into a linear.
+    The first one is the key that is written. That is the key of a model of transformer-engine's
+    modules, in which the norm before experts (`has_experts`) is not fused into a linear.
     """
     words = name.split(".")
     if words[:2] != ["decoder", "layers"]:
@@ -285,7 +308,11 @@ def write_megatron(
 
 
 def _parameter_pieces(
-    source: Source, specs: Mapping[str, TensorSpec], hf_config: Any, mapping: ParamMapping, stored: StoredKey
+    source: Source,
+    specs: Mapping[str, TensorSpec],
+    hf_config: Any,
+    mapping: ParamMapping,
+    stored: StoredKey,
 ) -> Iterator[Piece]:
     """Cut the mapping's parameter, to be written at `stored`, into pieces of at most BLOCK_BYTES (or one row)."""
     first_spec = specs[mapping.hf_names[0]]

@@ -1,4 +1,4 @@
-"""Compare logits of a converted model with those of its origin, each loaded by other code than wrote it."""
+"""Compare logits of a converted model and its origin, each loaded by other code than wrote it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from spiral_mega.models.weights import weight_shapes
 from spiral_mega.policy.fsdp.sharded_model import materialise
 
 NUM_TOKENS = 48
-# Largest difference of log-probs where an adapter was merged into weights that are rounded to this dtype.
+# Largest difference of log-probs where an adapter was merged into weights that are rounded to this
+# dtype.
 MERGED_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.05}
 
 
 def verify_logits(model: OpenedModel, target: Path, to: str) -> str:
-    """Compare both ends on random tokens, and return how far apart they are. Raises UserError if they are too far.
+    """Compare both ends on random tokens, and return how far apart they are.
 
-    Whole weights must give the same bits at the target's dtype. A merged adapter is compared with base and unmerged
-    adapter in float32. One model is in memory at a time.
+    Raises UserError if they are too far. Whole weights must give the same bits at the target's
+    dtype. A merged adapter is compared with base and unmerged adapter in float32. One model is in
+    memory at a time.
     """
     if model.adapter is None:
         return _verify_weights(model, target, to)

@@ -10,12 +10,23 @@ last ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-TensorSpec = tuple[torch.Size, torch.dtype]
+
+class TensorSpec(NamedTuple):
+    """Shape and dtype of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def local_shard(tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:

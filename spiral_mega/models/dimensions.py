@@ -1,4 +1,4 @@
-"""Count a model's weights and read its widths and heads, from its config alone, for estimates of memory and time."""
+"""Count a model's weights, from its config alone, for estimates of memory and time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from spiral_mega.models.tensor_names import MOE_TYPES
 class ModelSizes:
     """Counts of weights ("params"), and the shape that decides the size of activations.
 
-    `layer_params`: of the largest decoder layer. `root_params`: outside of all layers (embedding, head, last norm); a
-    tied head counts once. `linear_params`: of the layers' linear maps that one token is multiplied with (of experts,
-    those that it is routed to). `trained_*`: weights that are trained; of adapters only these. Each of `moe_layers`
-    layers has `experts` experts of `expert_params` weights and width `expert_intermediate`, and routes a token to
+    `layer_params`: of the largest decoder layer. `root_params`: outside of all layers (embedding,
+    head, last norm); a tied head counts once. `linear_params`: of the layers' linear maps that one
+    token is multiplied with (of experts, those that it is routed to). `trained_*`: weights that are
+    trained; of adapters only these. Each of `moe_layers` layers has `experts` experts of
+    `expert_params` weights and width `expert_intermediate`, and routes a token to
     `experts_per_token` of them.
     """
 
@@ -63,7 +64,8 @@ class ModelSizes:
 def measure_model(config: PretrainedConfig, lora: LoraConfig | None) -> ModelSizes:
     """Build the model of `config` without memory and count its weights, and those of adapters as `lora` describes.
 
-    Raises UserError for a model without decoder layers, and for experts other than those of Qwen3-MoE.
+    Raises UserError for a model without decoder layers, and for experts other than those of
+    Qwen3-MoE.
     """
     with init_empty_weights():
         model: Any = AutoModelForCausalLM.from_config(config)
@@ -120,11 +122,18 @@ class _Trained(NamedTuple):
     root: int
 
 
-def _count_trained(model: nn.Module, layers: Sequence[nn.Module], lora: LoraConfig | None) -> _Trained:
+def _count_trained(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    lora: LoraConfig | None,
+) -> _Trained:
     if lora is None:
         total, by_layer = _count(model), [_count(layer) for layer in layers]
     else:
-        total, by_layer = _count_adapters(model, lora), [_count_adapters(layer, lora) for layer in layers]
+        total, by_layer = (
+            _count_adapters(model, lora),
+            [_count_adapters(layer, lora) for layer in layers],
+        )
     return _Trained(total, max(by_layer), total - sum(by_layer))
 
 

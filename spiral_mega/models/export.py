@@ -1,7 +1,10 @@
-"""Export a model or an adapter for transformers, vLLM and PEFT, from a stream that holds one whole tensor at a time.
+"""Export a model or an adapter for transformers, vLLM and PEFT.
 
-<folder>.partial   written by rank 0; complete before it is renamed
-<folder>           always complete: an older export is first renamed to <folder>.replaced, then removed
+Whole tensors arrive as a stream, of which one is in memory at a time. What is at the folder is
+always complete:
+
+    <folder>.partial    written by rank 0, then renamed to <folder>
+    <folder>.replaced   an older export, removed after that
 """
 
 from __future__ import annotations
@@ -23,11 +26,16 @@ from spiral_mega.models.tensor_names import HEAD
 from spiral_mega.models.weights import weight_shapes
 
 
-def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, folder: Path) -> None:
+def save_pretrained(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    model: ModelConfig,
+    folder: Path,
+) -> None:
     """Stream `weights` into `folder` in the format of transformers, with config and tokenizer.
 
-    Collective: every rank iterates, rank 0 writes. Tensors are saved in the dtype that the original config names. A
-    tied head stays tied unless it has an adapter: then it is saved as a tensor of its own.
+    Collective: every rank iterates, rank 0 writes. Tensors are saved in the dtype that the original
+    config names. A tied head stays tied unless it has an adapter: then it is saved as a tensor of
+    its own.
     """
     if dist.get_rank() == 0:
         partial = _start_export(folder)
@@ -46,8 +54,15 @@ def save_pretrained(weights: Iterable[tuple[str, torch.Tensor]], model: ModelCon
     dist.barrier()
 
 
-def save_adapter(factors: Iterable[tuple[str, torch.Tensor]], model: ModelConfig, folder: Path) -> None:
-    """Write an adapter's `factors`, given by PEFT's names, into `folder` in the format of PEFT. Collective."""
+def save_adapter(
+    factors: Iterable[tuple[str, torch.Tensor]],
+    model: ModelConfig,
+    folder: Path,
+) -> None:
+    """Write an adapter's `factors`, given by PEFT's names, into `folder` in the format of PEFT.
+
+    Collective.
+    """
     is_main = dist.get_rank() == 0
     tensors = {name: tensor.cpu().clone() for name, tensor in factors if is_main}
     if is_main:
@@ -59,7 +74,12 @@ def save_adapter(factors: Iterable[tuple[str, torch.Tensor]], model: ModelConfig
     dist.barrier()
 
 
-def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], path: str, hf_config: Any, partial: Path) -> None:
+def _write_weights(
+    weights: Iterable[tuple[str, torch.Tensor]],
+    path: str,
+    hf_config: Any,
+    partial: Path,
+) -> None:
     tied = hf_config.tie_word_embeddings
     dtype = getattr(hf_config, "dtype", None) or torch.float32
     specs = {name: TensorSpec(shape, dtype) for name, shape in weight_shapes(path).items()}
@@ -72,7 +92,9 @@ def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], path: str, hf_co
     writer.finish()
 
 
-def _drop_tied_head(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _drop_tied_head(
+    weights: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield all weights but the head. Raises RuntimeError if it differs from the embedding."""
     embedding: torch.Tensor | None = None
     for name, tensor in weights:

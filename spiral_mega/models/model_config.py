@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def read_model_config(path: str) -> PretrainedConfig:
     """Read the config of the model at `path`, a folder or a name on the hub, and set every dropout in it to zero.
 
-    A policy gradient needs the sampler's distribution, so the trained model must not drop anything out. Raises
-    UserError if there is no readable config.
+    A policy gradient needs the sampler's distribution, so the trained model must not drop anything
+    out. Raises UserError if there is no readable config.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -35,9 +35,9 @@ def read_model_config(path: str) -> PretrainedConfig:
 
 
 def resolve_model_config(model: ModelConfig) -> PretrainedConfig:
-    """Return the config that model.dimensions describe, or else that of model.path. Raises UserError.
+    """Return the config that model.dimensions describe, or else that of model.path.
 
-    With dimensions, a run is planned without the model's files or the hub.
+    Raises UserError. With dimensions, a run is planned without the model's files or the hub.
     """
     if model.dimensions is None:
         return read_model_config(model.path)

@@ -1,7 +1,8 @@
 """Read and write a LoRA adapter in the files of PEFT, which vLLM loads as well.
 
-A folder holds adapter_config.json (rank r, alpha) and adapter_model.safetensors, with two factors for each adapted
-linear layer of the base: base_model.model.<layer>.lora_A.weight [r, in] and ...lora_B.weight [out, r].
+A folder holds adapter_config.json (rank r, alpha) and adapter_model.safetensors, with two factors
+for each adapted linear layer of the base: base_model.model.<layer>.lora_A.weight [r, in] and
+...lora_B.weight [out, r].
 """
 
 from __future__ import annotations
@@ -45,15 +46,27 @@ class LowRankUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Low-rank updates by the name of the weight that each one changes; alpha / rank is their scale."""
+    """Low-rank updates by the name of the weight that each one changes.
+
+    Alpha / rank is their scale.
+    """
 
     updates: dict[str, LowRankUpdate]
     rank: int
     alpha: float
 
     @classmethod
-    def from_factors(cls, tensors: Mapping[str, torch.Tensor], rank: int, alpha: float, origin: Path) -> Adapter:
-        """Pair factors, given by PEFT's names. Raises UserError if one has another name or rank; `origin` is named."""
+    def from_factors(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        rank: int,
+        alpha: float,
+        origin: Path,
+    ) -> Adapter:
+        """Pair factors, given by PEFT's names.
+
+        Raises UserError if one has another name or rank; `origin` is named.
+        """
         return cls(_pair_factors(tensors, rank, alpha / rank, origin), rank, alpha)
 
     def factors(self) -> dict[str, torch.Tensor]:

@@ -3,7 +3,8 @@
     file:  | header length (8 bytes) | JSON header | data of tensor | data of tensor | ...
                                        name -> dtype, shape, bytes [start, stop) of the data
 
-Tensors are read into their own memory instead of being mapped, so that resident memory is what the caller holds.
+Tensors are read into their own memory instead of being mapped, so that resident memory is what the
+caller holds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -40,18 +42,6 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape and dtype of a tensor."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """A tensor in a file, starting at byte `offset`."""
 
@@ -60,7 +50,10 @@ class StoredTensor:
     offset: int
 
     def read(self, rows: range | None = None) -> torch.Tensor:
-        """Read the tensor, or only these rows of it. Raises UserError if the file ends too early."""
+        """Read the tensor, or only these rows of it.
+
+        Raises UserError if the file ends too early.
+        """
         shape, dtype = self.spec.shape, self.spec.dtype
         start = self.offset
         if rows is not None:
@@ -109,7 +102,10 @@ def _read_index(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
-    """Locate the tensors of one file, from its header. Raises UserError if it is missing, damaged or cut off."""
+    """Locate the tensors of one file, from its header.
+
+    Raises UserError if it is missing, damaged or cut off.
+    """
     try:
         size = path.stat().st_size
         tensors, end = _read_header(path, size)
@@ -153,7 +149,8 @@ class _Location(NamedTuple):
 class ShardedWriter:
     """Writes `tensors` into safetensors files of at most `max_bytes` of data each (or one tensor), and their index.
 
-    Every tensor's location is fixed in advance, so tensors and their rows may arrive in any order and none is kept.
+    Every tensor's location is fixed in advance, so tensors and their rows may arrive in any order
+    and none is kept.
     """
 
     def __init__(self, folder: Path, tensors: Mapping[str, TensorSpec], max_bytes: int) -> None:
@@ -173,14 +170,20 @@ class ShardedWriter:
         (folder / INDEX).write_text(json.dumps(index, indent=1))
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a whole tensor, rounded to its planned dtype. Raises ValueError for a tensor that was not planned."""
+        """Write a whole tensor, rounded to its planned dtype.
+
+        Raises ValueError for a tensor that was not planned.
+        """
         spec = self.specs.get(name)
         if spec is None or spec.shape != tensor.shape:
             raise ValueError(f"{name} of shape {tuple(tensor.shape)} was not planned")
         self.add_rows(name, 0, tensor)
 
     def add_rows(self, name: str, start: int, rows: torch.Tensor) -> None:
-        """Write `rows` of a tensor, from row `start` on, rounded to its planned dtype. Each row is written once."""
+        """Write `rows` of a tensor, from row `start` on, rounded to its planned dtype.
+
+        Each row is written once.
+        """
         spec = self.specs[name]
         file, offset = self._locations[name]
         data = rows.detach().to("cpu", spec.dtype).contiguous().reshape(-1).view(torch.uint8)
@@ -209,7 +212,11 @@ class ShardedWriter:
         for name in sorted(members, key=lambda name: -self.specs[name].dtype.itemsize):
             spec = self.specs[name]
             data_offsets = [offset, offset + spec.nbytes]
-            header[name] = {"dtype": DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": data_offsets}
+            header[name] = {
+                "dtype": DTYPE_NAMES[spec.dtype],
+                "shape": list(spec.shape),
+                "data_offsets": data_offsets,
+            }
             offset += spec.nbytes
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)

@@ -1,6 +1,7 @@
-"""Name weights as Hugging Face checkpoints and vLLM do, where transformers' own parameters are other tensors.
+"""Name weights as Hugging Face checkpoints and vLLM do.
 
-Only mixtures of experts differ. transformers fuses the experts of a layer, files and engines name each one:
+Only in mixtures of experts do transformers' own parameters differ. It fuses the experts of a layer,
+files and engines name each one:
 
     transformers                                  checkpoint, vLLM
     ...experts.gate_up_proj [E, 2 I, H]   <->     ...experts.{e}.gate_proj.weight [I, H]
@@ -26,7 +27,10 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 def to_checkpoint_names(
     model_type: str, parameters: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Rename the `parameters` of a transformers model of that type; fused experts are split into views."""
+    """Rename the `parameters` of a transformers model of that type.
+
+    Fused experts are split into views.
+    """
     for name, tensor in parameters:
         owner, _, leaf = name.rpartition(".")
         if model_type not in MOE_TYPES or not owner.endswith(".experts"):
@@ -53,7 +57,8 @@ class ExpertSlice(NamedTuple):
 def expert_slices(model_type: str, shapes: Mapping[str, torch.Size]) -> dict[str, ExpertSlice]:
     """Locate each expert's projection in transformers' fused parameters.
 
-    `shapes` are those of a checkpoint's tensors, by name; the result covers the experts' projections among them.
+    `shapes` are those of a checkpoint's tensors, by name; the result covers the experts'
+    projections among them.
     """
     if model_type not in MOE_TYPES:
         return {}

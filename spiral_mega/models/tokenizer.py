@@ -23,9 +23,10 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
 def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Return the ids of the tokens that end a response.
 
-    These are the tokenizer's end token and those of the generation config, or of the model's config where the
-    generation config names none. Raises ConfigError if there are none, if one is no token of the model, if the
-    tokenizer has more tokens than the model, or if the generation config is unreadable.
+    These are the tokenizer's end token and those of the generation config, or of the model's config
+    where the generation config names none. Raises ConfigError if there are none, if one is no token
+    of the model, if the tokenizer has more tokens than the model, or if the generation config is
+    unreadable.
     """
     config = AutoConfig.from_pretrained(model.path)
     declared = _declared_stop_ids(model.path, config)
@@ -45,7 +46,10 @@ def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozense
 
 
 def _declared_stop_ids(path: str, config: Any) -> list[Any]:
-    """Read eos_token_id from the generation config, or else from the model's `config`; entries may be None."""
+    """Read eos_token_id from the generation config, or else from the model's `config`.
+
+    Entries may be None.
+    """
     declared = config.eos_token_id
     folder = Path(path)
     is_local = folder.is_dir()

@@ -13,10 +13,14 @@ from spiral_mega.models.tensor_names import to_checkpoint_names
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
-def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, torch.Tensor]]:
+def checked_weights(
+    weights: Weights,
+    shapes: Mapping[str, torch.Size],
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield `weights` unchanged, comparing names and shapes with those that the engine expects.
 
-    Raises ValueError for an unknown tensor or a wrong shape as soon as it is seen, and for missing tensors at the end.
+    Raises ValueError for an unknown tensor or a wrong shape as soon as it is seen, and for missing
+    tensors at the end.
     """
     missing = set(shapes)
     for name, tensor in weights:
@@ -30,7 +34,10 @@ def checked_weights(weights: Weights, shapes: Mapping[str, torch.Size]) -> Itera
 
 
 def weight_shapes(path: str) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in a checkpoint of the model at `path`; a tied head is listed as well."""
+    """Return the shape of every tensor in a checkpoint of the model at `path`.
+
+    A tied head is listed as well.
+    """
     return {name: tensor.shape for name, tensor in _tensors(meta_model(path))}
 
 

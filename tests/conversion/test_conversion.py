@@ -292,7 +292,7 @@ def test_damaged_files_are_refused_and_leave_nothing(trained: Trained, tmp_path:
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(UserError, match="bytes where its header needs"):
         convert(origin, tmp_path / "target", "dcp")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["truncated", "damaged"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "truncated"]
 
 
 LIMITED = """

@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from spiral_mega.distributed.row_gather import RowGatherer, local_shard
+from spiral_mega.distributed.row_gather import RowGatherer, TensorSpec, local_shard
 from spiral_mega.models.tensor_names import to_checkpoint_names
 from spiral_mega.policy.lora import ADAPTER, is_of
 from spiral_mega.policy.weight_buckets import make_buckets
@@ -175,7 +175,7 @@ def _write_shards(
     """Allocate the bucket's whole tensors and write this rank's rows of each."""
     factors = _gather_factors(bucket, mesh, gatherer)
     device = _local(bucket[0].parameter).device
-    wholes = gatherer.empty([(entry.parameter.shape, dtype) for entry in bucket], device)
+    wholes = gatherer.empty([TensorSpec(entry.parameter.shape, dtype) for entry in bucket], device)
     for entry, factor, whole in zip(bucket, factors, wholes, strict=True):
         _write_rows(entry, factor, local_shard(whole, mesh.get_local_rank(), mesh.size()))
     return wholes
@@ -186,7 +186,8 @@ def _gather_factors(bucket: Sequence[_Entry], mesh: DeviceMesh, gatherer: RowGat
     factors = [entry.update.a for entry in bucket if entry.update is not None]
     if not factors:
         return [None] * len(bucket)
-    wholes = gatherer.empty([(factor.shape, factor.dtype) for factor in factors], _local(factors[0]).device)
+    specs = [TensorSpec(factor.shape, factor.dtype) for factor in factors]
+    wholes = gatherer.empty(specs, _local(factors[0]).device)
     for factor, whole in zip(factors, wholes, strict=True):
         local_shard(whole, mesh.get_local_rank(), mesh.size()).copy_(_local(factor))
     gatherer.complete(wholes)

@@ -1,8 +1,8 @@
-"""The policy on megatron-core: tensor, sequence, context, pipeline and expert parallelism, distributed optimizer.
+"""The policy on megatron-core: tensor, sequence, context, pipeline and expert parallelism.
 
 megatron_policy.py      one update; log-probs; weights for engines and exports
 parallel_layout.py      process groups, and this rank's place in them
-limits.py               what does not fit together is refused
+limits.py               refuse models and layouts that do not fit together
 transformer_config.py   megatron-core's config of a Hugging Face model
 megatron_model.py       this rank's stages, from token trees to log-probs
 modules.py              tree attention and RMSNorm in megatron-core's layers

@@ -1,15 +1,16 @@
-"""Represent the optimizer's state by Hugging Face name, in checkpoints that any parallel layout can resume from.
+"""Represent the optimizer's state by Hugging Face name, so that any layout resumes from it.
 
-megatron-core shards its state over the replicas as flat ranges of each rank's parameters. Such a range is up to three
-rectangles of a matrix, and each is cut at the boundaries of the Hugging Face tensors that are fused in it:
+megatron-core shards its state over the replicas as flat ranges of each rank's parameters. Such a
+range is up to three rectangles of a matrix, and each is cut at the boundaries of the Hugging Face
+tensors that are fused in it:
 
     . . . x x     1: part of a row
     x x x x x     2: whole rows
     x x x x x
     x x . . .     3: part of a row
 
-torch.distributed.checkpoint (DCP) stores rectangles, and reads what another layout's rectangles need of them. So
-nothing is gathered in order to save, and every rank reads only what it will hold.
+torch.distributed.checkpoint (DCP) stores rectangles, and reads what another layout's rectangles
+need of them. So nothing is gathered in order to save, and every rank reads only what it will hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from spiral_mega.policy.megatron.families import RowBlock
@@ -79,7 +84,8 @@ class Piece(NamedTuple):
 class TensorPieces(torch.Tensor):
     """The pieces of a float32 tensor on this rank, which DCP reads and writes in place.
 
-    A Tensor by type only, as DCP requires; it computes nothing. `saves`: whether this rank is one that saves them.
+    A Tensor by type only, as DCP requires; it computes nothing. `saves`: whether this rank is one
+    that saves them.
     """
 
     pieces: list[Piece]

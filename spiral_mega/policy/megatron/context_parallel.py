@@ -1,16 +1,19 @@
-"""Context parallelism: partition the rows of a micro-batch among the ranks of a group, and gather what they compute.
+"""Context parallelism: partition a micro-batch's rows among ranks, and gather what they compute.
 
-            rows of the micro-batch | 0 1 | 2 3 | 4 5 | 6 7 |   runs of rows, partitioned at equal cost
-rank 0                              | 0 1 |           | 6 7 |
-rank 1                                    | 2 3 | 4 5 |
+Rows are partitioned in runs, at equal cost. Of four runs, two ranks may have:
 
-on each rank:
-embed, norm, qkv    own rows
-all_gather_kv       keys and values of all rows; the backward pass sums their gradients over the ranks
-attention           own queries against all keys on their paths
-projection, MLP     own rows
-head                log-probs that own rows predict
-gather_logprobs     all log-probs of the micro-batch, from which every rank computes the same loss
+    rows     | 0 1 | 2 3 | 4 5 | 6 7 |
+    rank 0   | 0 1 |           | 6 7 |
+    rank 1         | 2 3 | 4 5 |
+
+On each rank:
+
+    embed, norm, qkv    own rows
+    all_gather_kv       keys and values of all rows; backward sums their gradients over the ranks
+    attention           own queries against all keys on their paths
+    projection, MLP     own rows
+    head                log-probs that own rows predict
+    gather_logprobs     all log-probs of the micro-batch, from which every rank computes the loss
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ MAX_RUNS = 16  # of consecutive rows on a rank: more of them balance better, and
 class ContextShard:
     """What this rank of `group` computes of a micro-batch of T rows and U log-probs.
 
-    `batch`: input, positions, attention and head of its own rows. `row_order` [T], `logprob_order` [U]: where each row
-    and log-prob is in the concatenation of all ranks' parts. `padded_logprobs`: the length to which every rank pads
-    its log-probs.
+    `batch`: input, positions, attention and head of its own rows. `row_order` [T], `logprob_order`
+    [U]: where each row and log-prob is in the concatenation of all ranks' parts. `padded_logprobs`:
+    the length to which every rank pads its log-probs.
     """
 
     batch: TreeBatch
@@ -87,7 +90,8 @@ class ContextShard:
 def shard_context(batch: TreeBatch, group: dist.ProcessGroup, head_keys: float) -> ContextShard:
     """Return this rank's shard of `batch`; the size of `group` must divide its number of rows.
 
-    A row costs the keys that it sees, plus `head_keys` (see head_cost_in_keys) for each log-prob that it predicts.
+    A row costs the keys that it sees, plus `head_keys` (see head_cost_in_keys) for each log-prob
+    that it predicts.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     predicting_rows = batch.logit_indices.numpy()
@@ -124,9 +128,9 @@ def _logprob_order(logprobs_by_rank: Sequence[Ints], width: int) -> torch.Tensor
 def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
     """Partition rows among ranks: equally many for each, in runs of consecutive rows, and of about the same cost.
 
-    Proceeds in rounds, each of which gives every rank a run of the same length, the most expensive run to the rank
-    with the least cost so far; the most uneven rounds come first. `ranks` must divide the number of rows. Rows of a
-    rank are ascending.
+    Proceeds in rounds, each of which gives every rank a run of the same length, the most expensive
+    run to the rank with the least cost so far; the most uneven rounds come first. `ranks` must
+    divide the number of rows. Rows of a rank are ascending.
     """
     rows_per_rank = len(cost) // ranks
     bounds = np.linspace(0, rows_per_rank, min(MAX_RUNS, rows_per_rank) + 1).astype(int).tolist()
@@ -135,7 +139,10 @@ def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
     runs_by_rank: list[list[Ints]] = [[] for _ in range(ranks)]
     for runs in sorted(rounds, key=lambda runs: -float(np.ptp(cost[runs].sum(1)))):
         costs = cost[runs].sum(1)
-        most_expensive, least_loaded = np.argsort(-costs, kind="stable"), np.argsort(load, kind="stable")
+        most_expensive, least_loaded = (
+            np.argsort(-costs, kind="stable"),
+            np.argsort(load, kind="stable"),
+        )
         for run, rank in zip(most_expensive, least_loaded, strict=True):
             runs_by_rank[rank].append(runs[run])
             load[rank] += costs[run]
@@ -166,5 +173,9 @@ def pad_rows(batch: TreeBatch, multiple: int) -> TreeBatch:
         batch,
         input_ids=torch.cat([batch.input_ids, zeros], dim=1),
         position_ids=torch.cat([batch.position_ids, positions], dim=1),
-        layout=TreeLayout(np.concatenate([depth, path]), np.concatenate([subtree_end, path_end]), batch.layout.device),
+        layout=TreeLayout(
+            np.concatenate([depth, path]),
+            np.concatenate([subtree_end, path_end]),
+            batch.layout.device,
+        ),
     )

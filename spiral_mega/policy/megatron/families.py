@@ -1,20 +1,23 @@
-"""Map parameters of megatron-core to the Hugging Face tensors that they are made of, by model family.
+"""Map parameters of megatron-core to the Hugging Face tensors that they are made of, by family.
 
-    Hugging Face, whole                           megatron-core, tensor parallelism of 2
+    Hugging Face, whole                       megatron-core, tensor parallelism of 2
 
-    q_proj  | g0 | g1 | g2 | g3 |  rows by        rank 0  linear_qkv | q0 k0 v0 | q1 k1 v1 |   "grouped"
-    k_proj  | g0 | g1 | g2 | g3 |  group    ->    rank 1             | q2 k2 v2 | q3 k3 v3 |
+    q_proj  | g0 | g1 | g2 | g3 |  rows       rank 0  linear_qkv | q0 k0 v0 | q1 k1 v1 |  "grouped"
+    k_proj  | g0 | g1 | g2 | g3 |  by group   rank 1             | q2 k2 v2 | q3 k3 v3 |
     v_proj  | g0 | g1 | g2 | g3 |
 
-    gate_proj  | a | b |  rows                    rank 0  linear_fc1 | gate a | up a |         "stacked"
-    up_proj    | a | b |                    ->    rank 1             | gate b | up b |
+    gate_proj  | a | b |  rows                rank 0  linear_fc1 | gate a | up a |        "stacked"
+    up_proj    | a | b |                      rank 1             | gate b | up b |
 
-    down_proj  | a | b |  columns           ->    rank 0  linear_fc2 | a |   rank 1  | b |     "one"
+    down_proj  | a | b |  columns             rank 0  linear_fc2 | a |                    "one"
+                                              rank 1             | b |
 
-    A pipeline stage has whole layers, an expert-parallel rank whole experts, a norm or router is on every rank.
+A pipeline stage has whole layers, an expert-parallel rank whole experts; every tensor-parallel rank
+has the norms and routers.
 
-Tensor parallelism cuts every Hugging Face tensor into equal shards along one dimension, and a rank's parameter consists
-of its own shards. So a shard is read, sent and saved without its neighbours, and loading never needs a whole parameter.
+Tensor parallelism cuts every Hugging Face tensor into equal shards along one dimension, and a
+rank's parameter consists of its own shards. So a shard is read, sent and saved without its
+neighbours, and loading never needs a whole parameter.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ Fusion = Literal["one", "stacked", "grouped"]
 class ParamMapping:
     """Parameter `megatron_name` of megatron-core consists of the Hugging Face tensors `hf_names`.
 
-    `shard_dim`: the dimension along which tensor parallelism cuts each of them; None if every rank has them whole.
-    `fusion` of the shards: `one`, `stacked` by rows (gate, up), or `grouped` (q, k, v of each group of heads in turn).
-    Layers and experts are numbered over the whole model.
+    `shard_dim`: the dimension along which tensor parallelism cuts each of them; None if every rank
+    has them whole. `fusion` of the shards: `one`, `stacked` by rows (gate, up), or `grouped` (q, k,
+    v of each group of heads in turn). Layers and experts are numbered over the whole model.
     """
 
     megatron_name: str
@@ -52,7 +55,8 @@ class ParamMapping:
         return replace(self, megatron_name=self.megatron_name.format(**index), hf_names=hf_names)
 
 
-# transformer-engine's modules hold a norm's weight in the linear behind it, and a rank's experts as one module.
+# transformer-engine's modules hold a norm's weight in the linear behind it, and a rank's experts as
+# one module.
 _TRANSFORMER_ENGINE_NAMES = {
     r"self_attention\.linear_qkv\.layer_norm_weight": "input_layernorm.weight",
     r"mlp\.linear_fc1\.layer_norm_weight": "pre_mlp_layernorm.weight",
@@ -81,7 +85,10 @@ class Family(NamedTuple):
 
 
 _MEGATRON, _HF = "decoder.layers.{layer}.", "model.layers.{layer}."
-_MEGATRON_EXPERT, _HF_EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}.", _HF + "mlp.experts.{expert}."
+_MEGATRON_EXPERT, _HF_EXPERT = (
+    _MEGATRON + "mlp.experts.local_experts.{expert}.",
+    _HF + "mlp.experts.{expert}.",
+)
 _QKV = ("q_proj", "k_proj", "v_proj")
 
 _MODEL = (
@@ -141,7 +148,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(hf_config: Any) -> Family:
-    """Return the mappings for a model of this config. Raises UserError for a family that has none."""
+    """Return the mappings for a model of this config.
+
+    Raises UserError for a family that has none.
+    """
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise UserError(
@@ -161,7 +171,10 @@ def moe_layer_mask(hf_config: Any) -> list[bool]:
 
 
 def param_mappings(hf_config: Any, *, tied: bool) -> list[ParamMapping]:
-    """List the mappings of the whole model, in its checkpoint's order. A `tied` head maps to the embedding."""
+    """List the mappings of the whole model, in its checkpoint's order.
+
+    A `tied` head maps to the embedding.
+    """
     family = family_of(hf_config)
     embedding, norm, head = family.model
     if tied:
@@ -176,7 +189,10 @@ def param_mappings(hf_config: Any, *, tied: bool) -> list[ParamMapping]:
 
 
 class ShardRange(NamedTuple):
-    """Rows (`dim` 0) or columns (1) [start, stop) of a Hugging Face tensor; all of it where `dim` is None."""
+    """Rows (`dim` 0) or columns (1) [start, stop) of a Hugging Face tensor.
+
+    All of it where `dim` is None.
+    """
 
     dim: int | None
     start: int

@@ -1,4 +1,7 @@
-"""Check that a model, a parallel layout and a number of ranks fit together; megatron-core need not be installed."""
+"""Check that a model, a parallel layout and a number of ranks fit together.
+
+This does not need megatron-core to be installed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ def check_layout(hf_config: Any, config: Config, world_size: int) -> None:
 
 
 def _layout_problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterator[str]:
-    tensor, pipeline, expert = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
+    tensor, pipeline, expert = (
+        layout.tensor_parallel,
+        layout.pipeline_parallel,
+        layout.expert_parallel,
+    )
     context, moe_layers = layout.context_parallel, moe_layer_mask(hf)
     if world_size % (tensor * context * pipeline):
         yield (

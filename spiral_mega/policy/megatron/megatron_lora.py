@@ -6,8 +6,9 @@
     x --A (whole)--> A x --B shard-^                      x shard --A shard--> sum --B (whole)-^
                       gather or copy                                 (reduce or reduce-scatter)
 
-peft decides which layers are adapted, how their factors are called and how they start. Each Hugging Face linear has its
-own A and B, also where megatron-core fuses several. Only activations as narrow as the rank travel between ranks.
+peft decides which layers are adapted, how their factors are called and how they start. Each Hugging
+Face linear has its own A and B, also where megatron-core fuses several. Only activations as narrow
+as the rank travel between ranks.
 """
 
 from __future__ import annotations
@@ -41,12 +42,18 @@ class ShardedFactors(nn.Module):
     """This rank's shard of the factors A [r, in] and B [out, r] of one Hugging Face linear, in float32."""
 
     def __init__(
-        self, mapping: ParamMapping, a: torch.Size, b: torch.Size, ranks: int, *, sequence_parallel: bool
+        self,
+        mapping: ParamMapping,
+        a: torch.Size,
+        b: torch.Size,
+        ranks: int,
+        *,
+        sequence_parallel: bool,
     ) -> None:
         """Allocate shards of factors of the whole shapes `a` and `b`, on `ranks` tensor-parallel ranks.
 
-        The factor that is sharded, and the one whose gradient comes from each rank's own rows only, are marked, so
-        that megatron-core computes the gradient's norm and sum correctly.
+        The factor that is sharded, and the one whose gradient comes from each rank's own rows only,
+        are marked, so that megatron-core computes the gradient's norm and sum correctly.
         """
         super().__init__()
         (rank, columns), (rows, _) = a, b
@@ -64,7 +71,10 @@ class ShardedFactors(nn.Module):
 
 
 class ParallelLora(nn.Module):
-    """Adds scale * B A x for each linear that a parallel one is fused of; those without factors add nothing."""
+    """Adds scale * B A x for each linear that a parallel one is fused of.
+
+    Those without factors add nothing.
+    """
 
     def __init__(
         self,
@@ -74,7 +84,10 @@ class ParallelLora(nn.Module):
         weights: ShardMap,
         scale: float,
     ) -> None:
-        """`factors`: by weight, of some of the mapping's. `rows`: of each weight's shard on this rank."""
+        """`factors`: by weight, of some of the mapping's.
+
+        `rows`: of each weight's shard on this rank.
+        """
         super().__init__()
         self.mapping, self.rows, self.scale, self.disabled = mapping, rows, scale, False
         self.group, self.groups = weights.layout.tensor_group, weights.groups
@@ -121,7 +134,10 @@ class ParallelLora(nn.Module):
 class ParallelLoraHead(ParallelLora):
     """The head's adapter, which kernels.linear_logprob multiplies out."""
 
-    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:  # type: ignore[override]
+    def forward(
+        self,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:  # type: ignore[override]
         """Return scale * A x [R, r] of `rows` [R, H], and B; None while adapters are disabled."""
         (factors,) = self.factors
         assert factors is not None
@@ -137,7 +153,10 @@ class Adapters:
     scale: float
 
     def merge(self, name: str, shard: torch.Tensor) -> torch.Tensor:
-        """Return W + scale * B A in float32, of this rank's shard of the weight `name`; without communication."""
+        """Return W + scale * B A in float32, of this rank's shard of the weight `name`.
+
+        Without communication.
+        """
         if name not in self.updates:
             return shard
         factors = self.updates[name]
@@ -149,12 +168,17 @@ def adapts_head(lora: LoraConfig | None) -> bool:
 
 
 def add_adapters(
-    stages: Sequence[Any], twin: Any, mappings: Sequence[ParamMapping], lora: LoraConfig, seed: int, weights: ShardMap
+    stages: Sequence[Any],
+    twin: Any,
+    mappings: Sequence[ParamMapping],
+    lora: LoraConfig,
+    seed: int,
+    weights: ShardMap,
 ) -> Adapters:
-    """Freeze a rank's `stages`, whose weights are `weights`, and add adapters to their linears. Collective.
+    """Freeze a rank's `stages`, whose weights are `weights`, and add adapters to their linears.
 
-    `twin` is the Hugging Face model without weights, in which peft makes the initial factors, the same for every
-    policy. Raises UserError for target layers that the model lacks.
+    Collective. `twin` is the Hugging Face model without weights, in which peft makes the initial
+    factors, the same for every policy. Raises UserError for target layers that the model lacks.
     """
     initial = _initial_factors(twin, lora, seed)
     scale = lora.alpha / lora.rank
@@ -199,7 +223,10 @@ def _attach(
     weights: ShardMap,
     scale: float,
 ) -> dict[str, ShardedFactors]:
-    """Give a parallel linear empty factors for the `adapted` ones of its weights; return them by weight."""
+    """Give a parallel linear empty factors for the `adapted` ones of its weights.
+
+    Return them by weight.
+    """
     is_head = _owner(mapping) == "output_layer"
     sequence_parallel = linear.config.sequence_parallel and not is_head  # the head gets every row
     factors = {}
@@ -244,7 +271,8 @@ def _add_update(
 def _initial_factors(twin: Any, lora: LoraConfig, seed: int) -> dict[str, torch.Tensor]:
     """Return whole factors by PEFT's names, as peft initializes them.
 
-    Each weight of the twin becomes one zero that is expanded to its shape, so that peft finds it on the CPU.
+    Each weight of the twin becomes one zero that is expanded to its shape, so that peft finds it on
+    the CPU.
     """
     for module in twin.modules():
         if isinstance(module, nn.Linear):

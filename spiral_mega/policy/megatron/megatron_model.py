@@ -18,7 +18,12 @@ from spiral_mega.kernels import linear_logprob
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.policy.megatron.context_parallel import ContextShard
 from spiral_mega.policy.megatron.families import ParamMapping, param_mappings
-from spiral_mega.policy.megatron.megatron_lora import Adapters, ParallelLoraHead, adapts_head, add_adapters
+from spiral_mega.policy.megatron.megatron_lora import (
+    Adapters,
+    ParallelLoraHead,
+    adapts_head,
+    add_adapters,
+)
 from spiral_mega.policy.megatron.megatron_weights import ShardMap, ShardReader, by_global_name
 from spiral_mega.policy.megatron.modules import TreeParams, decoder_spec
 from spiral_mega.policy.megatron.parallel_layout import ParallelLayout
@@ -28,16 +33,16 @@ from spiral_mega.policy.megatron.transformer_config import transformer_config
 class TreeGPTModel(GPTModel):  # type: ignore[misc]
     """megatron-core's GPTModel with a forward pass that takes token trees and returns log-probs."""
 
-    rotary: torch.nn.Module  # transformers' own, so that every scaling of the frequencies is the checkpoint's
+    rotary: torch.nn.Module  # transformers' own, so that it scales frequencies as the config says
     layout: ParallelLayout
     real_vocab_size: int  # without padding
 
     def forward(self, shard: ContextShard, temperature: float) -> torch.Tensor | LinearLogprob:
         """Compute this stage.
 
-        The last stage returns log-probs and entropies [U] of the micro-batch's distinct response tokens under
-        softmax(logits / temperature), the same on all its ranks. Other stages return hidden states [T, 1, H] of this
-        rank's rows, which the schedule sends on.
+        The last stage returns log-probs and entropies [U] of the micro-batch's distinct response
+        tokens under softmax(logits / temperature), the same on all its ranks. Other stages return
+        hidden states [T, 1, H] of this rank's rows, which the schedule sends on.
         """
         batch = shard.batch
         # The rotation is computed in float32 and rounded, as in transformers.
@@ -51,10 +56,16 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             return hidden
         return shard.gather_logprobs(self._logprobs(hidden, shard, temperature))
 
-    def _logprobs(self, hidden: torch.Tensor, shard: ContextShard, temperature: float) -> LinearLogprob:
+    def _logprobs(
+        self,
+        hidden: torch.Tensor,
+        shard: ContextShard,
+        temperature: float,
+    ) -> LinearLogprob:
         """Compute the log-probs that this rank's rows predict, from the last layer's `hidden` states."""
         if self.config.sequence_parallel:
-            # The head gives every rank the whole gradient, so each keeps its own rows of it: nothing to sum.
+            # The head gives every rank the whole gradient, so each keeps its own rows of it:
+            # nothing to sum.
             hidden = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False, group=self.layout.tensor_group
             )
@@ -85,16 +96,21 @@ class MegatronModel(NamedTuple):
 
 
 def build_model(
-    config: Config, model_config: ModelConfig, hf_config: Any, layout: ParallelLayout, runtime: Runtime
+    config: Config,
+    model_config: ModelConfig,
+    hf_config: Any,
+    layout: ParallelLayout,
+    runtime: Runtime,
 ) -> MegatronModel:
-    """Build this rank's stages of the model of `model_config`, with the weights of its checkpoint. Collective.
+    """Build this rank's stages of the model of `model_config`, with the weights of its checkpoint.
 
-    Raises UserError, on every rank, if the weights do not load on one.
+    Collective. Raises UserError, on every rank, if the weights do not load on one.
     """
     with init_empty_weights(include_buffers=False):
         twin = AutoModelForCausalLM.from_config(hf_config)
     lora = model_config.lora
-    # An adapted head is a separate weight in engines and exports. Here, where the base is frozen, nothing is copied.
+    # An adapted head is a separate weight in engines and exports. Here, where the base is frozen,
+    # nothing is copied.
     tied = bool(hf_config.tie_word_embeddings) and not adapts_head(lora)
     stages = _build_stages(config, hf_config, layout, runtime, tied=tied)
     for stage in stages:
@@ -109,7 +125,10 @@ def build_model(
 def _build_stages(
     config: Config, hf_config: Any, layout: ParallelLayout, runtime: Runtime, *, tied: bool
 ) -> list[TreeGPTModel]:
-    """Build this rank's stages with uninitialized weights. `tied`: the head shares the embedding's weight."""
+    """Build this rank's stages with uninitialized weights.
+
+    `tied`: the head shares the embedding's weight.
+    """
     megatron_config = transformer_config(hf_config, config)
     attention = runtime.choose_attention(megatron_config.params_dtype, config.policy.attention)
     transformer_engine = config.policy.megatron.spec == "te"
@@ -144,7 +163,10 @@ def _load_weights(
     *,
     tied: bool,
 ) -> ShardMap:
-    """Read this rank's shards of the checkpoint at `path`. An error on one rank is raised on all: none must wait."""
+    """Read this rank's shards of the checkpoint at `path`.
+
+    An error on one rank is raised on all: none must wait.
+    """
     problem, reader = "", None
     try:
         reader = ShardReader(path, tied=bool(hf_config.tie_word_embeddings))

@@ -1,4 +1,4 @@
-"""megatron-core's distributed AdamW: settings, update, and the part of its state that this rank saves."""
+"""megatron-core's distributed AdamW: settings, update, and the state that this rank saves."""
 
 from __future__ import annotations
 
@@ -46,8 +46,18 @@ class OptimizerShard(NamedTuple):
 class DistributedAdamW:
     """AdamW whose state is sharded over the replicas; vectors (norms, biases) are never decayed."""
 
-    def __init__(self, stages: list[DistributedDataParallel], config: OptimizerConfig, total_updates: int) -> None:
-        self.stages, self.config, self.total_updates, self.updates = stages, config, total_updates, 0
+    def __init__(
+        self,
+        stages: list[DistributedDataParallel],
+        config: OptimizerConfig,
+        total_updates: int,
+    ) -> None:
+        self.stages, self.config, self.total_updates, self.updates = (
+            stages,
+            config,
+            total_updates,
+            0,
+        )
         self._steps = 0  # updates that were not skipped
         settings = MegatronOptimizerConfig(
             optimizer="adam",
@@ -139,7 +149,12 @@ class DistributedAdamW:
                         state["step"] = torch.tensor(float(self._steps))
 
 
-def _shard_rectangles(shards: ShardMap, local: LocalParam, start: int, stop: int) -> list[ShardRectangle]:
+def _shard_rectangles(
+    shards: ShardMap,
+    local: LocalParam,
+    start: int,
+    stop: int,
+) -> list[ShardRectangle]:
     """Cut the flat range [start, stop) of a parameter into rectangles of its Hugging Face shards."""
     columns = local.parameter.shape[1] if local.parameter.dim() > 1 else 1
     blocks = shards.row_blocks(local.mapping)
@@ -152,7 +167,10 @@ def _shard_rectangles(shards: ShardMap, local: LocalParam, start: int, stop: int
 def _named_pieces(
     shards: ShardMap, mapping: ParamMapping, found: list[ShardRectangle], values: torch.Tensor
 ) -> dict[str, TensorPieces]:
-    """Return pieces of the mapping's tensors that this rank holds; `values` are those of its flat range."""
+    """Return pieces of the mapping's tensors that this rank holds.
+
+    `values` are those of its flat range.
+    """
     named = {}
     for number, name in enumerate(mapping.hf_names):
         pieces = [_piece(shards, mapping, name, rectangle, values) for shard, rectangle in found if shard == number]
@@ -161,7 +179,13 @@ def _named_pieces(
     return named
 
 
-def _piece(shards: ShardMap, mapping: ParamMapping, name: str, rectangle: Rectangle, values: torch.Tensor) -> Piece:
+def _piece(
+    shards: ShardMap,
+    mapping: ParamMapping,
+    name: str,
+    rectangle: Rectangle,
+    values: torch.Tensor,
+) -> Piece:
     """Place a rectangle of this rank's shard in the whole tensor `name`."""
     shard = shards.shard(mapping, name)
     row = rectangle.row + (shard.start if shard.dim == 0 else 0)

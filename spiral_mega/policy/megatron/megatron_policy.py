@@ -1,8 +1,10 @@
-"""The policy on megatron-core: forward and backward by its schedules, one step of its distributed optimizer.
+"""The policy on megatron-core: forward and backward by its schedules, a step of its optimizer.
 
-micro-batches of this replica --pack, pad--> TreeBatch --shard_context--> what this rank computes
-    --stages, through get_forward_backward_func--> log-probs of the whole micro-batch, on the last stage
-    --weighted_loss--> backward through the stages --> sum over replicas --> clip --> AdamW
+An update, on each rank:
+
+    micro-batches of the replica --pack, pad--> TreeBatch --shard_context--> this rank's rows
+        --stages, by get_forward_backward_func--> log-probs of the micro-batch, on the last stage
+        --weighted_loss--> backward through the stages --> sum over replicas --> clip --> AdamW
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.loss import Totals, weighted_loss
-from spiral_mega.policy.megatron.context_parallel import ContextShard, head_cost_in_keys, pad_rows, shard_context
+from spiral_mega.policy.megatron.context_parallel import (
+    ContextShard,
+    head_cost_in_keys,
+    pad_rows,
+    shard_context,
+)
 from spiral_mega.policy.megatron.megatron_lora import adapters_off
 from spiral_mega.policy.megatron.megatron_model import build_model
 from spiral_mega.policy.megatron.megatron_optimizer import DistributedAdamW, wrap_ddp
@@ -40,8 +47,8 @@ from spiral_mega.policy.megatron.parallel_layout import init_layout
 
 log = logging.getLogger(__name__)
 
-# What megatron-core's schedule expects of a loss function: the loss, a count of tokens, and a report. Neither of the
-# last two is used.
+# What megatron-core's schedule expects of a loss function: the loss, a count of tokens, and a
+# report. Neither of the last two is used.
 ScheduleLoss = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 LossFunc = Callable[[TreeBatch, LinearLogprob], ScheduleLoss]
 
@@ -54,7 +61,10 @@ class _OwnedPart(NamedTuple):
 
 
 class MegatronPolicy:
-    """Implements spiral_mega.policy.protocol.Policy. Log-probs are taken at the sampling temperature."""
+    """Implements spiral_mega.policy.protocol.Policy.
+
+    Log-probs are taken at the sampling temperature.
+    """
 
     def __init__(self, config: Config, runtime: Runtime) -> None:
         self.config, self.device = config, runtime.device
@@ -64,9 +74,13 @@ class MegatronPolicy:
         self.head_keys = head_cost_in_keys(hf_config)
         self.model = build_model(config, config.model, hf_config, self.layout, runtime)
         self.stages, self.megatron_config = wrap_ddp(self.model.stages), self.model.stages[0].config
-        # The sequences' weights include the global denominators, so gradients are sums: no count to divide them by.
+        # The sequences' weights include the global denominators, so gradients are sums: no count to
+        # divide them by.
         self.megatron_config.finalize_model_grads_func = _finalize_gradients
-        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.loss_fn, self.regularizers = (
+            make_loss(config.algorithm),
+            Regularizers.of(config.algorithm),
+        )
         self.reference = self._make_reference(runtime)
         self.microbatch_tokens = config.policy.microbatch_tokens
         updates = config.run.steps * config.batch.minibatches
@@ -106,10 +120,16 @@ class MegatronPolicy:
         for part, logprobs in zip(parts, self._share_logprobs(parts, last_stage_logprobs), strict=True):
             if part.owner == own_rank:
                 lengths = [sum(s.loss_mask()) for s in part.sequences]
-                by_key |= zip([s.key for s in part.sequences], torch.split(logprobs, lengths), strict=True)
+                keys = [s.key for s in part.sequences]
+                by_key |= zip(keys, torch.split(logprobs, lengths), strict=True)
         return torch.cat([by_key[s.key] for s in sequences] or [torch.empty(0, device=self.device)])
 
-    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(
+        self,
+        dtype: torch.dtype | None = None,
+        *,
+        merge: bool = True,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         adapters = self.model.adapters
         transform = adapters.merge if merge and adapters is not None else None
         dtype = dtype or self.megatron_config.params_dtype
@@ -132,15 +152,24 @@ class MegatronPolicy:
 
     def _gather_parts(self, sequences: list[TrainingSequence]) -> list[_OwnedPart]:
         """Split the sequences of all ranks of the replica, which compute them together, into micro-batches."""
-        gathered: list[list[TrainingSequence]] = [[] for _ in range(dist.get_world_size(self.layout.replica_group))]
-        dist.all_gather_object(gathered, sequences, group=self.layout.replica_group)
+        group = self.layout.replica_group
+        gathered: list[list[TrainingSequence]] = [[] for _ in range(dist.get_world_size(group))]
+        dist.all_gather_object(gathered, sequences, group=group)
         parts = []
         for owner, owned in enumerate(gathered):
-            parts += [_OwnedPart(owner, part) for part in split_into_microbatches(owned, self.microbatch_tokens)]
+            microbatches = split_into_microbatches(owned, self.microbatch_tokens)
+            parts += [_OwnedPart(owner, sequences) for sequences in microbatches]
         return parts
 
-    def _forward_logprobs(self, microbatches: list[list[TrainingSequence]], stages: list[Any]) -> list[torch.Tensor]:
-        """Compute log-probs [R] of the response tokens of each micro-batch, on the last stage; [] on others."""
+    def _forward_logprobs(
+        self,
+        microbatches: list[list[TrainingSequence]],
+        stages: list[Any],
+    ) -> list[torch.Tensor]:
+        """Compute log-probs [R] of the response tokens of each micro-batch, on the last stage.
+
+        [] on others.
+        """
         logprobs: list[torch.Tensor] = []
 
         def collect(batch: TreeBatch, output: LinearLogprob) -> ScheduleLoss:
@@ -151,7 +180,11 @@ class MegatronPolicy:
             self._run_schedule(microbatches, collect, stages, forward_only=True)
         return logprobs
 
-    def _share_logprobs(self, parts: list[_OwnedPart], logprobs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _share_logprobs(
+        self,
+        parts: list[_OwnedPart],
+        logprobs: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
         """Send the last stage's log-probs of each part to every rank of the replica."""
         counts = []
         for part in parts:
@@ -165,7 +198,8 @@ class MegatronPolicy:
     def _make_reference(self, runtime: Runtime) -> list[Any] | None:
         """Return the stages of the reference of algorithm.kl, or None without one.
 
-        The reference is the policy with its adapters disabled, or a second model in the same layout.
+        The reference is the policy with its adapters disabled, or a second model in the same
+        layout.
         """
         if self.config.algorithm.kl is None:
             return None
@@ -191,15 +225,18 @@ class MegatronPolicy:
     ) -> None:
         """Run forward and, unless `forward_only`, backward of all micro-batches.
 
-        `loss_func` gets a micro-batch and its log-probs on the last stage. With virtual stages, pipeline_parallel must
-        divide the number of micro-batches: empty ones are added.
+        `loss_func` gets a micro-batch and its log-probs on the last stage. With virtual stages,
+        pipeline_parallel must divide the number of micro-batches: empty ones are added.
         """
         multiple = self.megatron_config.pipeline_model_parallel_size if len(self.stages) > 1 else 1
         padding: list[list[TrainingSequence]] = [[]] * (-len(microbatches) % multiple)
         batches = [self._pack(sequences) for sequences in (*microbatches, *padding)]
         temperature = self.config.rollout.sampling.temperature
 
-        def forward_step(data: Iterator[tuple[TreeBatch, ContextShard]], model: Any) -> tuple[Any, Any]:
+        def forward_step(
+            data: Iterator[tuple[TreeBatch, ContextShard]],
+            model: Any,
+        ) -> tuple[Any, Any]:
             batch, shard = next(data)
             return model(shard, temperature), partial(loss_func, batch)
 
@@ -221,14 +258,21 @@ class MegatronPolicy:
         return batch.to(self.device), shard.to(self.device)
 
     def _loss(
-        self, totals: Totals, reference: Iterator[torch.Tensor], batch: TreeBatch, output: LinearLogprob
+        self,
+        totals: Totals,
+        reference: Iterator[torch.Tensor],
+        batch: TreeBatch,
+        output: LinearLogprob,
     ) -> ScheduleLoss:
         """Compute the micro-batch's loss, and count it in `totals`.
 
         Sequences that share a token read the same log-prob, whose gradient is the sum of theirs.
         """
         assert output.entropy is not None
-        logprobs, entropy = output.logprob[batch.gather_indices], output.entropy[batch.gather_indices]
+        logprobs, entropy = (
+            output.logprob[batch.gather_indices],
+            output.entropy[batch.gather_indices],
+        )
         reference_logprobs = next(reference, None)  # stages take the micro-batches in order
         loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference_logprobs)
         return _schedule_loss(loss)

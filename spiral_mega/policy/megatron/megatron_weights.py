@@ -1,10 +1,10 @@
-"""Load a Hugging Face checkpoint into the shards of megatron-core, and stream whole tensors out of them.
+"""Load a Hugging Face checkpoint into megatron-core's shards, and stream whole tensors out of them.
 
-Which rows or columns of which tensor a rank has is the business of families.py. For streaming, each shard of a tensor
-is broadcast by the lowest rank that has it:
+families.py says which rows or columns of which tensor a rank has. For streaming, each shard of a
+tensor is broadcast by the lowest rank that has it:
 
-    rank 0  | shard a |          broadcast by 0          | shard a | shard b |   on every rank,
-    rank 1            | shard b |  broadcast by 1   ->   | shard a | shard b |   by Hugging Face name
+    rank 0 | shard a |          -- broadcast by 0 -->  | shard a | shard b |  on every rank,
+    rank 1           | shard b |-- broadcast by 1 -->  | shard a | shard b |  by Hugging Face name
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Transform = Callable[[str, torch.Tensor], torch.Tensor]
 class ShardReader:
     """Reads shards of the tensors in a Hugging Face checkpoint in safetensors.
 
-    With `tied` the head is read from the embedding, whatever the files hold. Raises ValueError if there are no
-    safetensors.
+    With `tied` the head is read from the embedding, whatever the files hold. Raises ValueError if
+    there are no safetensors.
     """
 
     def __init__(self, path: str, *, tied: bool) -> None:
@@ -138,13 +138,13 @@ class ShardMap:
     ) -> None:
         """Collective. Raises ValueError for a parameter that has no mapping.
 
-        `parameters`: this rank's, by global name (see by_global_name). `mappings`: of the whole model. `shape_of`: of
-        a whole Hugging Face tensor. `groups`: of heads on a rank. With `tied` the embedding is streamed under the
-        head's name too.
+        `parameters`: this rank's, by global name (see by_global_name). `mappings`: of the whole
+        model. `shape_of`: of a whole Hugging Face tensor. `groups`: of heads on a rank. With `tied`
+        the embedding is streamed under the head's name too.
         """
         self.layout, self.groups, self.tied = layout, groups, tied
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._sources: dict[str, str] = {}  # the first parameter of megatron-core that a tensor maps to
+        self._sources: dict[str, str] = {}  # the first parameter that a tensor maps to
         for mapping in mappings:
             for name in mapping.hf_names:
                 self.shapes[name] = tuple(shape_of(name))
@@ -171,13 +171,18 @@ class ShardMap:
             parameter.data[: len(value)].copy_(value)
 
     def stream(
-        self, value_of: ValueOf, dtype: torch.dtype, bucket_bytes: int, transform: Transform | None = None
+        self,
+        value_of: ValueOf,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        transform: Transform | None = None,
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield whole tensors by Hugging Face name, of `value_of` each parameter, in `dtype`.
 
-        A tied head is yielded under both names. At most `bucket_bytes` are gathered at once, or one tensor if that is
-        larger. `transform`, given a tensor's name and a rank's shard of it, returns what is broadcast. Collective:
-        every rank must iterate to the end, and gets all tensors.
+        A tied head is yielded under both names. At most `bucket_bytes` are gathered at once, or one
+        tensor if that is larger. `transform`, given a tensor's name and a rank's shard of it,
+        returns what is broadcast. Collective: every rank must iterate to the end, and gets all
+        tensors.
         """
         for bucket in make_buckets(self.shapes, partial(self._num_bytes, dtype=dtype), bucket_bytes):
             gathering = [self._start_gathering(name, value_of, dtype, transform) for name in bucket]
@@ -188,7 +193,10 @@ class ShardMap:
                     yield HEAD, whole
 
     def is_source(self, mapping: ParamMapping, name: str) -> bool:
-        """Whether a tensor is saved from this mapping's parameter; not from a tied head's copy on the last stage."""
+        """Whether a tensor is saved from this mapping's parameter.
+
+        Not from a tied head's copy on the last stage.
+        """
         return self._sources[name] == mapping.megatron_name
 
     def shard(self, mapping: ParamMapping, name: str) -> ShardRange:
@@ -243,7 +251,8 @@ def by_global_name(
 ) -> dict[str, Any]:
     """Collect what `named` lists of each of a rank's stages (parameters or modules), by the names in the mappings.
 
-    These number layers and experts over the whole model, whereas megatron-core numbers those of a stage or rank.
+    These number layers and experts over the whole model, whereas megatron-core numbers those of a
+    stage or rank.
     """
     found = {}
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Modules that replace megatron-core's own in its layers: tree attention, and RMSNorm as transformers rounds it."""
+"""Modules that replace megatron-core's own: tree attention, and RMSNorm that rounds as transformers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,17 @@ vars(moe_utils).setdefault("te_general_gemm", None)
 class RmsNorm(nn.Module):
     """Computes weight * x / sqrt(mean(x^2) + eps) in float32, rounded where transformers rounds.
 
-    Under sequence parallelism each rank normalizes its own rows. The weight is marked for that, so that megatron-core
-    sums its gradient over the ranks.
+    Under sequence parallelism each rank normalizes its own rows. The weight is marked for that, so
+    that megatron-core sums its gradient over the ranks.
     """
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-6,
+        **_: Any,
+    ) -> None:
         super().__init__()
         self.eps = eps
         device = torch.cuda.current_device()
@@ -55,7 +61,10 @@ class TreeParams:
 
 
 class TreeAttention(nn.Module):
-    """Core attention along the paths of token trees, for this rank's heads; applies rotary embedding by depth."""
+    """Core attention along the paths of token trees, for this rank's heads.
+
+    Applies rotary embedding by depth.
+    """
 
     def __init__(self, config: TransformerConfig, *_: Any, backend: Backend, **__: Any) -> None:
         super().__init__()
@@ -80,16 +89,23 @@ class TreeAttention(nn.Module):
 
 
 def decoder_spec(
-    config: TransformerConfig, attention: str, virtual_stage: int | None, *, transformer_engine: bool
+    config: TransformerConfig,
+    attention: str,
+    virtual_stage: int | None,
+    *,
+    transformer_engine: bool,
 ) -> TransformerBlockSubmodules:
     """Specify a stage's layers, with tree attention.
 
-    They are made of transformer-engine's modules, or else of megatron-core's "local" ones with the norm above.
-    `attention` is a key of BACKENDS; `virtual_stage` is the number of the stage on this rank, None if it is the only
-    one.
+    They are made of transformer-engine's modules, or else of megatron-core's "local" ones with the
+    norm above. `attention` is a key of BACKENDS; `virtual_stage` is the number of the stage on this
+    rank, None if it is the only one.
     """
     block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=transformer_engine, normalization="RMSNorm", vp_stage=virtual_stage
+        config,
+        use_transformer_engine=transformer_engine,
+        normalization="RMSNorm",
+        vp_stage=virtual_stage,
     )
     for layer in block.layer_specs:
         inner = layer.submodules.self_attention.submodules

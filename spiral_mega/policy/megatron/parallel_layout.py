@@ -1,8 +1,10 @@
 """megatron-core's process groups, and this rank's place in them.
 
-8 ranks, tensor_parallel 2, pipeline_parallel 2         replica 0       replica 1
-                                               stage 0  rank 0, 1       rank 2, 3
-                                               stage 1  rank 4, 5       rank 6, 7
+With 8 ranks, tensor_parallel 2 and pipeline_parallel 2 there are two replicas:
+
+              replica 0    replica 1
+    stage 0   ranks 0, 1   ranks 2, 3
+    stage 1   ranks 4, 5   ranks 6, 7
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from spiral_mega.errors import UserError
 class ParallelLayout:
     """This rank's place among those that share a replica of the model, and among the replicas.
 
-    A replica is tensor_parallel x context_parallel x pipeline_parallel ranks that work on the same micro-batches.
-    Experts are spread over expert_parallel ranks of a stage, each expert whole, whatever tensor_parallel is.
+    A replica is tensor_parallel x context_parallel x pipeline_parallel ranks that work on the same
+    micro-batches. Experts are spread over expert_parallel ranks of a stage, each expert whole,
+    whatever tensor_parallel is.
     """
 
     tensor_rank: int
@@ -52,9 +55,9 @@ class ParallelLayout:
 
 
 def init_layout(config: MegatronConfig, seed: int) -> ParallelLayout:
-    """Create the process groups, after destroying those of an earlier layout in this process. Collective.
+    """Create the process groups, after destroying those of an earlier layout in this process.
 
-    Raises UserError without a GPU.
+    Collective. Raises UserError without a GPU.
     """
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()

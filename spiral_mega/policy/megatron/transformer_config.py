@@ -34,11 +34,16 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
     if layout.pipeline_parallel > 1:
         pipeline = {"pipeline_model_parallel_layout": _pipeline_layout(hf.num_hidden_layers, layout)}
     if layout.virtual_stages > 1:
-        # Send one by one: in batches, stages that send to each other at the same time would deadlock.
+        # Send one by one: in batches, stages that send to each other at the same time would
+        # deadlock.
         pipeline |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     recompute: dict[str, Any] = {}
     if policy.activation_checkpointing:
-        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
     return TransformerConfig(
         num_layers=hf.num_hidden_layers,
         hidden_size=hf.hidden_size,
@@ -64,8 +69,8 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        # Every weight is read from a file. Initialization must run all the same: it marks the sharded parameters, which
-        # the gradient's norm depends on.
+        # Every weight is read from a file. Initialization must run all the same: it marks the
+        # sharded parameters, which the gradient's norm depends on.
         init_method=_keep,
         output_layer_init_method=_keep,
         embedding_init_method=_keep,
