@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
 from spiral_mega.models.peft_files import Adapter
-from spiral_mega.models.safetensors_files import TensorSpec, shorten
+from spiral_mega.models.safetensors_files import shorten
 
 VOCABULARY = ("embed_tokens.weight", "lm_head.weight")  # weights with one row per token
 MAX_PROBLEMS = 5  # that one error lists

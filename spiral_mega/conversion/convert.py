@@ -22,9 +22,10 @@ from spiral_mega.conversion.open_model import (
 )
 from spiral_mega.conversion.sources import MergedSource, Source, digest
 from spiral_mega.conversion.verify import verify_logits
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
 from spiral_mega.models.peft_files import write_peft
-from spiral_mega.models.safetensors_files import ShardedWriter, TensorSpec
+from spiral_mega.models.safetensors_files import ShardedWriter
 from spiral_mega.models.tensor_names import EMBEDDING, HEAD, expert_slices
 
 FORMATS = ("hf", "dcp", "dcp-megatron", "torch_dist", "peft")

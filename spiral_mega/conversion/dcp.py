@@ -44,8 +44,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from spiral_mega.conversion.sources import Source
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
-from spiral_mega.models.safetensors_files import TensorSpec
 from spiral_mega.models.tensor_names import ExpertSlice
 
 METADATA = ".metadata"

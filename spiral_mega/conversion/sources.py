@@ -9,13 +9,9 @@ from typing import Protocol
 
 import torch
 
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.models.peft_files import LowRankUpdate
-from spiral_mega.models.safetensors_files import (
-    StoredTensor,
-    TensorSpec,
-    as_bytes,
-    read_model_files,
-)
+from spiral_mega.models.safetensors_files import StoredTensor, as_bytes, read_model_files
 
 BLOCK_BYTES = 64 * 2**20
 

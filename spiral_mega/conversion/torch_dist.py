@@ -27,8 +27,9 @@ import torch
 from spiral_mega.conversion.checks import VOCABULARY
 from spiral_mega.conversion.dcp import DcpReader, Piece, write_pieces
 from spiral_mega.conversion.sources import BLOCK_BYTES, Source
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
-from spiral_mega.models.safetensors_files import TensorSpec, shorten
+from spiral_mega.models.safetensors_files import shorten
 from spiral_mega.policy.megatron.families import (
     ParamMapping,
     RowBlock,

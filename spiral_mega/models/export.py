@@ -20,8 +20,9 @@ import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from spiral_mega.config import ModelConfig
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.models.peft_files import Adapter, write_peft
-from spiral_mega.models.safetensors_files import MAX_FILE_BYTES, ShardedWriter, TensorSpec
+from spiral_mega.models.safetensors_files import MAX_FILE_BYTES, ShardedWriter
 from spiral_mega.models.tensor_names import HEAD
 from spiral_mega.models.weights import weight_shapes
 

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from spiral_mega.conversion import convert, dcp, sources
+from spiral_mega.distributed.row_gather import TensorSpec
 from spiral_mega.errors import UserError
-from spiral_mega.models.safetensors_files import ShardedWriter, TensorSpec
+from spiral_mega.models.safetensors_files import ShardedWriter
 from spiral_mega.models.tensor_names import ExpertSlice, expert_slices
 from spiral_mega.models.weights import meta_model
 from tests.support.ranks import run_ranks

@@ -134,10 +134,9 @@ class ParallelLora(nn.Module):
 class ParallelLoraHead(ParallelLora):
     """The head's adapter, which kernels.linear_logprob multiplies out."""
 
-    def forward(
-        self,
-        rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return scale * A x [R, r] of `rows` [R, H], and B; None while adapters are disabled."""
         (factors,) = self.factors
         assert factors is not None
