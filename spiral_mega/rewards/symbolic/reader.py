@@ -170,13 +170,18 @@ def _without_quantifiers(answers: list[Answer]) -> list[Answer]:
     """Without parts such as k in Z after another answer."""
     kept = answers[:1]
     for answer in answers[1:]:
-        if not (isinstance(answer, Relation) and answer.signs == ("in",) and _is_number_set(answer.sides[1])):
+        if not _is_quantifier(answer):
             kept.append(answer)
     return kept
 
 
-def _is_number_set(answer: Answer) -> bool:
-    return isinstance(answer, Unread) and answer.spelling.startswith("\\mathbb")
+def _is_quantifier(answer: Answer) -> bool:
+    """Whether an answer says of a variable in which number set it is."""
+    if not isinstance(answer, Relation) or answer.signs != ("in",):
+        return False
+    variable, numbers = answer.sides
+    is_variable = isinstance(variable, Value) and isinstance(variable.node, Symbol)
+    return is_variable and isinstance(numbers, Unread) and numbers.spelling.startswith("\\mathbb")
 
 
 # Items of a list
