@@ -30,7 +30,7 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.packing.tree_parts import cut_tree, make_branches
 from spiral_mega.policy.fsdp import head
-from spiral_mega.policy.fsdp.sharded_model import empty_model, materialise, shard
+from spiral_mega.policy.fsdp.sharded_model import build_empty_model, allocate_weights, apply_fsdp
 from spiral_mega.policy.optimizer import make_optimizer
 
 
@@ -67,10 +67,10 @@ def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: i
 
 def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
     hf_config = resolve_model_config(config.model)
-    model, form = empty_model(config.model, hf_config, config.policy, "tree_torch", 0)
-    shard(model, config.policy)
+    model, form = build_empty_model(config.model, hf_config, config.policy, "tree_torch", 0)
+    apply_fsdp(model, config.policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        materialise(model, torch.device("cpu"))
+        allocate_weights(model, torch.device("cpu"))
         # The tracker sees FSDP's gathers only when a module is called, so the head's method becomes the call.
         model.forward = MethodType(lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model)
         model.train()

@@ -26,7 +26,7 @@ from spiral_mega.models import peft_files
 from spiral_mega.models.peft_files import Adapter
 from spiral_mega.models.tensor_names import HEAD, expert_slices, to_checkpoint_names
 from spiral_mega.models.weights import meta_model
-from spiral_mega.policy.lora import ADAPTER
+from spiral_mega.policy.lora import DEFAULT_ADAPTER
 from spiral_mega.policy.megatron.families import FAMILIES
 from spiral_mega.traces import AGGREGATION
 
@@ -153,7 +153,7 @@ def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Opene
 
 def _run_settings(origin: Path, which: str | None) -> _RunSettings:
     if not (origin / "meta.json").exists():
-        return _RunSettings({}, ADAPTER)
+        return _RunSettings({}, DEFAULT_ADAPTER)
     config = json.loads((origin / "meta.json").read_text()).get("config", {})
     model, two_models = config.get("model", {}), config.get("two_models") or {}
     if which == AGGREGATION and two_models.get("aggregation_model"):
@@ -161,7 +161,7 @@ def _run_settings(origin: Path, which: str | None) -> _RunSettings:
         model = two_models["aggregation_model"] | {"tokenizer": tokenizer}
     if which is not None and two_models.get("form") == "adapters":
         return _RunSettings(model, adapter_name=which)
-    return _RunSettings(model, ADAPTER)
+    return _RunSettings(model, DEFAULT_ADAPTER)
 
 
 def _read_trained_adapter(source: Source, lora: dict[str, Any], origin: Path, name: str) -> Adapter:

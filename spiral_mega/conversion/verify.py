@@ -22,7 +22,7 @@ from spiral_mega.models.peft_files import Adapter
 from spiral_mega.models.safetensors_files import read_file
 from spiral_mega.models.tensor_names import EMBEDDING, HEAD, to_checkpoint_names
 from spiral_mega.models.weights import weight_shapes
-from spiral_mega.policy.fsdp.sharded_model import materialise
+from spiral_mega.policy.fsdp.sharded_model import allocate_weights
 
 NUM_TOKENS = 48
 # Largest difference of log-probs where an adapter was merged into weights that are rounded to this
@@ -128,7 +128,7 @@ def _load_source(source: Source, folder: Path, dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
     if HEAD in source.specs and digest(source, HEAD) != digest(source, EMBEDDING):
         model.config.get_text_config().tie_word_embeddings = False
-    materialise(model, torch.device("cpu"))
+    allocate_weights(model, torch.device("cpu"))
     model.tie_weights()
     for own_name, parameter in model.named_parameters():
         named: Iterable[tuple[str, torch.Tensor]] = [(own_name, parameter.data)]

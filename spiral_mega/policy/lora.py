@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft."""
+"""Low-rank adapters of the FSDP policy, by peft."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from torch import nn
 from spiral_mega.config import LoraConfig
 from spiral_mega.errors import UserError
 
-ADAPTER = "default"
+DEFAULT_ADAPTER = "default"
 
 
-def add_lora(model: nn.Module, config: LoraConfig, seed: int, adapters: Sequence[str] = (ADAPTER,)) -> PeftModel:
-    """`model` with adapters on the named linear layers; only they train. The same seed gives the same start.
+def add_lora(
+    model: nn.Module, config: LoraConfig, seed: int, adapters: Sequence[str] = (DEFAULT_ADAPTER,)
+) -> PeftModel:
+    """Add adapters to the linear layers that `config` names, and freeze all else.
 
-    Several `adapters` start alike; the first is the one in use until `use_adapter` says otherwise.
+    The same seed gives the same start. Several `adapters` start alike; the first is active until `set_active_adapter`.
+    Raises UserError for targets that the model lacks.
     """
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if missing := sorted(set(config.targets) - names):
-        raise UserError(
-            f"model.lora.targets names {', '.join(missing)}, which this model lacks; its linear layers are "
-            f"{', '.join(sorted(names))}: name some of these"
-        )
+    _check_targets(model, config)
     peft_config = PeftLoraConfig(
         r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=list(config.targets), bias="none"
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # A tied head is merged into a tensor of its own (see policy/fsdp/weights.py), which is what peft warns about.
+        # peft warns that a tied head will be untied: it is merged into a tensor of its own (fsdp/fsdp_weights.py).
         warnings.filterwarnings("ignore", message=".*tie.*")
         torch.manual_seed(seed)
         adapted = get_peft_model(model, peft_config, adapter_name=adapters[0])
@@ -46,14 +44,27 @@ def add_lora(model: nn.Module, config: LoraConfig, seed: int, adapters: Sequence
     return adapted
 
 
-def is_of(adapter: str, parameter: str) -> bool:
-    """Whether the parameter of that name is a factor of the adapter."""
-    return ".lora_" in parameter and parameter.endswith(f".{adapter}.weight")
+def _check_targets(model: nn.Module, config: LoraConfig) -> None:
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    missing = sorted(set(config.targets) - names)
+    if missing:
+        raise UserError(
+            f"model.lora.targets names {', '.join(missing)}, which this model lacks; its linear layers are "
+            f"{', '.join(sorted(names))}: name some of these"
+        )
+
+
+def is_adapter_parameter(name: str, adapter: str) -> bool:
+    """Return whether the parameter of that name is a factor of `adapter`."""
+    return ".lora_" in name and name.endswith(f".{adapter}.weight")
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Low-rank adapters contribute nothing meanwhile. Not peft's own switch, which changes what requires a gradient."""
+def disable_adapters(model: nn.Module) -> Iterator[None]:
+    """Leave out the adapters' contribution during this block.
+
+    peft's own switch would change what requires a gradient.
+    """
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     try:
         for layer in layers:
@@ -64,8 +75,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def use_adapter(model: nn.Module, name: str) -> None:
-    """From now on the adapter of that name is the one that contributes; again not by peft's own switch."""
+def set_active_adapter(model: nn.Module, name: str) -> None:
+    """Make `name` the adapter that contributes, again without peft's own switch."""
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module._active_adapter = [name]

@@ -1,53 +1,35 @@
-"""AdamW and its learning-rate schedule, as the config describes them."""
+"""AdamW as `optimizer` in the configuration describes it. Its learning rate is in lr_schedule.py."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from functools import partial
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from spiral_mega.config import OptimizerConfig
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over those of `parameters` that are trained; vectors (norms, biases) are never decayed."""
-    trainable = [p for p in parameters if p.requires_grad]
+    """Build AdamW over those of `parameters` that require a gradient; vectors (norms, biases) get no weight decay."""
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps
-    )
-    for p in trainable:
-        # Left to itself, torch.distributed.checkpoint fills an empty state by a step, which Adam would count.
-        moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    for parameter in trainable:
+        # torch.distributed.checkpoint would fill an empty state by a step of its own, which Adam would count.
+        moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
     return optimizer
 
 
-def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Put the moments (not the step counts) on `device`."""
+def move_moments(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Move the moments to `device`; the step counts stay."""
     for state in optimizer.state.values():
-        for name in ("exp_avg", "exp_avg_sq"):
+        for name in MOMENTS:
             state[name] = state[name].to(device)
-
-
-def schedule_factor(config: OptimizerConfig, total_updates: int, update: int) -> float:
-    """What the learning rate is multiplied by at `update`, counted from 0.
-
-    Linear warm-up over `warmup_steps` updates, then constant, or linear or cosine decay to 0 at the end.
-    """
-    warm = min(1.0, (update + 1) / (config.warmup_steps + 1))
-    left = 1.0 - min(1.0, max(0, update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
-    decay = {"constant": 1.0, "linear": left, "cosine": 0.5 * (1.0 - math.cos(math.pi * left))}
-    return warm * decay[config.schedule]
-
-
-def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:
-    """`schedule_factor` applied to `optimizer`."""
-    return LambdaLR(optimizer, partial(schedule_factor, config, total_updates))

@@ -1,4 +1,4 @@
-"""What the loop asks of a policy, whatever shards it."""
+"""The protocol of a policy: what the training loop and the weight sync call, whatever shards the model."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ from spiral_mega.packing.training_sequence import TrainingSequence
 
 
 class FrozenPolicy(Protocol):
-    """A model that tells log-probs and gives away its weights."""
+    """A model that computes log-probs and streams its weights."""
 
     def logprobs(self, sequences: list[TrainingSequence]) -> torch.Tensor:
-        """Log-probs [R] of the response tokens of this rank's sequences, in order, at the temperature; collective.
+        """Compute log-probs [R] of the response tokens of this rank's sequences, in order; collective.
 
-        Without gradient, through token trees of at most `policy.microbatch_tokens`. Keys are unique.
+        At the sampling temperature, without gradient, in token trees of at most `policy.microbatch_tokens`. Keys are
+        unique.
         """
 
     def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by Hugging Face name, one at a time, in `dtype` or their own; collective.
+        """Yield whole tensors by Hugging Face name, in `dtype` (default: their own); collective.
 
-        Adapters are merged, or else left out.
+        Adapters are merged, or left out without `merge`.
         """
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The adapters' whole factors by the names of PEFT's files; collective."""
+        """Yield the adapters' whole factors by the names of PEFT's files; collective."""
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the merged weights in Hugging Face form, or an adapter on a shared base in PEFT's; collective."""
+        """Write the merged weights in Hugging Face format, or an adapter on a shared base in PEFT's; collective."""
 
 
 class Policy(FrozenPolicy, Protocol):
-    """One that is trained on weighted sequences."""
+    """A model that is trained on weighted sequences."""
 
-    replica: int  # the ranks that hold one copy of the model between them have the same number, from 0
+    replica: int  # index of the copy of the model that this rank is part of; its ranks share the index
 
     def update(self, microbatches: list[list[TrainingSequence]]) -> dict[str, float]:
-        """One optimizer step on this replica's micro-batches (every one has as many). Metrics, equal on all ranks."""
+        """Take one optimizer step on this replica's micro-batches, of which each replica has as many; collective.
+
+        Returns metrics, equal on all ranks.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Sharded model, optimizer and schedule, for torch.distributed.checkpoint."""
+        """Return sharded model, optimizer and schedule, for torch.distributed.checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load what `state_dict` returned."""

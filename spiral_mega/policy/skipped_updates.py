@@ -1,4 +1,4 @@
-"""When to give up on a policy whose gradients are not finite."""
+"""Stop a run whose gradients stay not finite."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ class GradientError(UserError):
 
 @dataclass
 class SkippedUpdates:
-    """Counts a model's updates that were skipped in a row, and allows `limit` of them."""
+    """Counts each model's consecutive skipped updates, and allows `limit` of them."""
 
     limit: int
-    in_a_row: Counter[str] = field(default_factory=Counter)
+    consecutive: Counter[str] = field(default_factory=Counter)
 
     def check(self, metrics: dict[str, float]) -> None:
-        """Take a step's metrics. Raises GradientError past the limit; a step without any update changes nothing."""
+        """Count a step's skipped updates; a step without updates changes nothing.
+
+        Raises GradientError past the limit.
+        """
         for model in [name.removeprefix(UPDATES) for name in metrics if name.startswith(UPDATES)]:
             skipped = int(metrics.get(SKIPPED + model, 0.0))
-            self.in_a_row[model] = skipped + (self.in_a_row[model] if skipped == metrics[UPDATES + model] else 0)
-            if self.in_a_row[model] > self.limit:
+            if skipped == metrics[UPDATES + model]:
+                self.consecutive[model] += skipped
+            else:
+                self.consecutive[model] = skipped
+            if self.consecutive[model] > self.limit:
+                of_model = f" of {model.removeprefix('/')}" if model else ""
                 raise GradientError(
-                    f"the gradient was not finite in the last {self.in_a_row[model]} updates{_of(model)}, which were "
+                    f"the gradient was not finite in the last {self.consecutive[model]} updates{of_model}, which were "
                     f"skipped; policy.max_skipped_updates allows {self.limit}: look for overflow (policy.param_dtype, "
-                    "rewards, optimizer.lr). The weights are those before; the run goes on from its last checkpoint"
+                    "rewards, optimizer.lr). The weights are those before; the run resumes from its last checkpoint"
                 )
-
-
-def _of(model: str) -> str:
-    return f" of {model.removeprefix('/')}" if model else ""

@@ -22,7 +22,7 @@ from transformers import (
 from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.errors import UserError
 from spiral_mega.policy.fsdp.fsdp_policy import FsdpPolicy
-from spiral_mega.policy.fsdp.head import LogitForm, read_logit_form
+from spiral_mega.policy.fsdp.head import LogitTransform, detect_logit_transform
 from tests.policy.reference import load_model, make_sequences, token_logprobs
 from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID, PAD_ID, VOCAB, tiny_tokenizer
@@ -60,7 +60,7 @@ def test_logprobs_are_those_of_the_models_own_logits(name: str, tmp_path: Path, 
     config, scale, softcap = MODELS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
-    form = read_logit_form(model)
+    form = detect_logit_transform(model)
     assert form.scale == pytest.approx(scale)
     assert form.softcap == pytest.approx(softcap)
     for parameter in model.parameters():
@@ -78,7 +78,7 @@ def test_logprobs_are_those_of_the_models_own_logits(name: str, tmp_path: Path, 
 
 def test_the_form_of_gpt2_is_plain() -> None:
     config = GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=END_ID)
-    assert read_logit_form(AutoModelForCausalLM.from_config(config)) == LogitForm()
+    assert detect_logit_transform(AutoModelForCausalLM.from_config(config)) == LogitTransform()
 
 
 class SquaredLlama(LlamaForCausalLM):
@@ -90,7 +90,7 @@ class SquaredLlama(LlamaForCausalLM):
 
 def test_logits_of_another_form_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"SquaredLlama.*neither scaled nor capped"):
-        read_logit_form(SquaredLlama(LlamaConfig(**SHAPE)))
+        detect_logit_transform(SquaredLlama(LlamaConfig(**SHAPE)))
     scaled = MiniCPM3Config(**SHAPE, q_lora_rank=16, kv_lora_rank=16, dim_model_base=16)
     with pytest.raises(UserError, match=r"MiniCPM3.*not given what its backbone gives"):
-        read_logit_form(AutoModelForCausalLM.from_config(scaled))
+        detect_logit_transform(AutoModelForCausalLM.from_config(scaled))

@@ -189,7 +189,7 @@ def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runti
         spy(engine._engine, "add_lora", "add adapter"),
         spy(engine._engine, "reset_prefix_cache", "reset prefix cache"),
         spy(engine._engine, "add_request", "sample"),
-        spy(fsdp_policy, "move_state", "moments"),
+        spy(fsdp_policy, "move_moments", "moments"),
         spy(policy.optimizer, "step", "optimizer"),
     ):
         sync.release()

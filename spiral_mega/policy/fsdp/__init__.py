@@ -1,1 +1,1 @@
-"""The policy on FSDP2."""
+"""The policy on FSDP2: a transformers model sharded over all ranks, its head, its optimizer and its weights."""

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from spiral_mega.distributed.row_gather import RowGatherer, TensorSpec, local_shard
 from spiral_mega.models.tensor_names import to_checkpoint_names
-from spiral_mega.policy.lora import ADAPTER, is_of
+from spiral_mega.policy.lora import DEFAULT_ADAPTER, is_adapter_parameter
 from spiral_mega.policy.weight_buckets import make_buckets
 from spiral_mega.process.heartbeat import heartbeat
 
@@ -61,7 +61,7 @@ def full_weights(
     *,
     bucket_bytes: int,
     dtype: torch.dtype | None = None,
-    adapter: str | None = ADAPTER,
+    adapter: str | None = DEFAULT_ADAPTER,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield whole tensors by Hugging Face name, in `dtype` (default: their own); collective.
 
@@ -74,7 +74,7 @@ def full_weights(
 
 
 def adapter_weights(
-    model: PeftModel, gatherer: RowGatherer, *, bucket_bytes: int, adapter: str = ADAPTER
+    model: PeftModel, gatherer: RowGatherer, *, bucket_bytes: int, adapter: str = DEFAULT_ADAPTER
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the whole factors A [r, in] and B [out, r] of each adapted layer by the names of PEFT's files; collective.
 
@@ -82,7 +82,7 @@ def adapter_weights(
     """
     entries = []
     for name, parameter in model.named_parameters():
-        if is_of(adapter, name):
+        if is_adapter_parameter(name, adapter):
             layer = name.removesuffix(f".{adapter}.weight")
             entries.append(_Entry([f"{layer}.weight"], parameter, None))
     return _stream(entries, gatherer, bucket_bytes, None)

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from spiral_mega.config import LoraConfig
 from spiral_mega.models.peft_files import factor_names
 from spiral_mega.models.tensor_names import HEAD
-from spiral_mega.policy.lora import ADAPTER, add_lora
+from spiral_mega.policy.lora import DEFAULT_ADAPTER, add_lora
 from spiral_mega.policy.megatron.families import ParamMapping
 from spiral_mega.policy.megatron.megatron_weights import ShardMap, by_global_name
 from spiral_mega.policy.megatron.parallel_layout import ParallelLayout
@@ -279,7 +279,7 @@ def _initial_factors(twin: Any, lora: LoraConfig, seed: int) -> dict[str, torch.
     factors = {}
     for name, parameter in add_lora(twin, lora, seed).named_parameters():
         if ".lora_" in name:
-            factors[name.replace(f".{ADAPTER}.weight", ".weight")] = parameter.detach()
+            factors[name.replace(f".{DEFAULT_ADAPTER}.weight", ".weight")] = parameter.detach()
     return factors
 
 

@@ -22,7 +22,7 @@ from spiral_mega.policy.megatron.checkpoint_state import (
 from spiral_mega.policy.megatron.families import ParamMapping
 from spiral_mega.policy.megatron.megatron_model import TreeGPTModel
 from spiral_mega.policy.megatron.megatron_weights import LocalParam, ShardMap
-from spiral_mega.policy.optimizer import schedule_factor
+from spiral_mega.policy.lr_schedule import lr_factor
 
 
 def wrap_ddp(stages: list[TreeGPTModel]) -> list[DistributedDataParallel]:
@@ -77,7 +77,7 @@ class DistributedAdamW:
 
     @property
     def lr(self) -> float:
-        return self.config.lr * schedule_factor(self.config, self.total_updates, self.updates)
+        return self.config.lr * lr_factor(self.config, self.total_updates, self.updates)
 
     def grad_norm(self) -> float:
         """Prepare the gradient for `step` and return its norm over all ranks, not finite if it is not. Collective."""
