@@ -30,7 +30,7 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.packing.tree_parts import cut_tree, make_branches
 from spiral_mega.policy.fsdp import head
-from spiral_mega.policy.fsdp.sharded_model import build_empty_model, allocate_weights, apply_fsdp
+from spiral_mega.policy.fsdp.sharded_model import allocate_weights, apply_fsdp, build_empty_model
 from spiral_mega.policy.optimizer import make_optimizer
 
 

@@ -92,5 +92,5 @@ def test_logits_of_another_form_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"SquaredLlama.*neither scaled nor capped"):
         detect_logit_transform(SquaredLlama(LlamaConfig(**SHAPE)))
     scaled = MiniCPM3Config(**SHAPE, q_lora_rank=16, kv_lora_rank=16, dim_model_base=16)
-    with pytest.raises(UserError, match=r"MiniCPM3.*not given what its backbone gives"):
+    with pytest.raises(UserError, match=r"MiniCPM3.*does not read its backbone's output unchanged"):
         detect_logit_transform(AutoModelForCausalLM.from_config(scaled))

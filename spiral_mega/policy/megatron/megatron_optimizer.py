@@ -11,6 +11,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from torch import nn
 
 from spiral_mega.config import OptimizerConfig
+from spiral_mega.policy.lr_schedule import lr_factor
 from spiral_mega.policy.megatron.checkpoint_state import (
     Piece,
     Rectangle,
@@ -22,7 +23,6 @@ from spiral_mega.policy.megatron.checkpoint_state import (
 from spiral_mega.policy.megatron.families import ParamMapping
 from spiral_mega.policy.megatron.megatron_model import TreeGPTModel
 from spiral_mega.policy.megatron.megatron_weights import LocalParam, ShardMap
-from spiral_mega.policy.lr_schedule import lr_factor
 
 
 def wrap_ddp(stages: list[TreeGPTModel]) -> list[DistributedDataParallel]:
