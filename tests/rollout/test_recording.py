@@ -1,4 +1,4 @@
-"""What was recorded is replayed whole, on any number of ranks; a step without a record is an error before anything runs."""
+"""What was recorded is replayed whole, on any number of ranks; a step without a record fails before anything runs."""
 
 from dataclasses import replace
 

@@ -100,7 +100,7 @@ def test_the_process_is_left_as_it_was(ranks):
 def test_memory_changes_hands_in_order(ranks, request):
     """The engine sleeps, the policy learns, torch's cache is freed, and the engine wakes: first weights, then cache."""
     rollout = CASES[request.node.callspec.params["ranks"]][3]
-    asleep, adapter = rollout.get("sleep", False), "lora" in rollout
+    asleep, adapter = rollout.get("engine.sleep", False), "sync.lora" in rollout
     update = ["moments", "optimizer", "moments", "empty cache"]
     load = ["add adapter"] if adapter else ["rpc reload_weights"]
     around = {
