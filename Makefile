@@ -8,7 +8,7 @@ TORCHRUN := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/torchrun --sta
 # Two test files at a time; the tests of a file share its fixtures.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: install browser train train-real reproduce test test-fast lint demo-model clean
+.PHONY: install browser train train-real reproduce test test-fast lint reference demo-model clean
 
 install:
 	@tools/install_cpu.sh
@@ -42,6 +42,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+## Write docs/reference/ from the code.
+reference: install
+	$(BIN)/python -m tools.write_reference
 
 ## Rebuild the demo's data, tokenizer and warm-started model, which are committed.
 demo-model: install
