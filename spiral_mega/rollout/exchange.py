@@ -1,9 +1,9 @@
 """The exchange between ranks while they sample: statuses, routing of sets, messages.
 
-Every rank takes part in exchange number i after the same number of its own engine steps, so which
-engine samples what follows from the work alone, never from the clock: the same seed and world size
-give the same run. No engine waits for an exchange. It runs in the background, and its result is
-applied a fixed number of exchanges later, `LAG`, on every rank:
+A rank exchanges after a fixed number of its own engine's steps, or when the engine has no requests
+left. So which engine samples what follows from the work alone, never from the clock: the same seed
+and world size give the same run. An exchange runs in the background while the engines continue, and
+its result is applied a fixed number of exchanges later, `LAG`, on every rank:
 
     engine        | steps  | steps  | steps  | steps  | steps  |   `exchange_interval` steps each
     main thread          S0       S1       S2 A0    S3 A1    S4 A2
