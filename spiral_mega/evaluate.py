@@ -1,8 +1,8 @@
-"""`spiral-mega eval`: sample what the harnesses need, compute their measures, analyze the episodes,
-and save both.
+"""`spiral-mega eval`: sample what the harnesses need, and save their measures and the analysis.
 
-prepare         configuration, model and folder
-evaluate_model  plan_samplings -> sample (resumable, in chunks) -> measure, aggregate -> results.json, analysis.json
+prepare         find configuration, model and folder
+evaluate_model  plan_samplings -> sample (resumable, in chunks) -> measure   -> results.json
+                                                                -> aggregate -> analysis.json
 """
 
 from __future__ import annotations

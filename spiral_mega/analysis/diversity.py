@@ -1,5 +1,4 @@
-"""How different the traces of one problem are, level by level: by their answers, and by their
-n-grams.
+"""How different the traces of one problem are, by level: in their answers and in their n-grams.
 
 - `answers`: distinct answers, by the verifier's judgement, among the traces that give one
 - `answer_entropy`: entropy of the answers' shares, in nats (plug-in: biased low for few traces)

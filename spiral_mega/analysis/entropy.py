@@ -1,7 +1,7 @@
-"""Token entropy (the paper's figure 6): mean -log-prob of the sampled tokens, an unbiased estimate
-of the sampler's.
+"""Token entropy (the paper's figure 6): the mean -log-prob of the sampled tokens.
 
-Also by position in the response: `tenths` covers its first tenth to its last.
+It is an unbiased estimate of the sampler's entropy. Also by position in the response: `tenths`
+covers its first tenth to its last.
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ from spiral_mega.traces import Problem
 
 def measure_accuracy(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
     """Sample every held-out problem `repeats` times, and return mean rewards as metrics.
-    Collective.
 
-    The result is equal on all ranks. The seeds do not depend on the training step, so two
-    evaluations differ only by the weights. The best of the N1 search traces is reported as pass@N1
-    (a trace passes when its reward is at least 1).
+    Collective; the result is equal on all ranks. The seeds do not depend on the training step, so
+    two evaluations differ only by the weights. The best of the N1 search traces is reported as
+    pass@N1 (a trace passes when its reward is at least 1).
     """
     tasks = []
     for problem in problems:

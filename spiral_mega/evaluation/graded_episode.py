@@ -15,8 +15,7 @@ TOKEN_CATEGORIES = ("prompt", "generated", "cached")
 
 @dataclass(frozen=True, slots=True)
 class GradedEpisode:
-    """Rewards, answers and token counts of an episode's traces, each a list in the order of
-    `Episode.traces()`.
+    """Rewards, answers and token counts of an episode's traces, in the order of `Episode.traces()`.
 
     groups             the group of each answer; equal answers share one (see rewards.agreement)
     tokens             by category (`TOKEN_CATEGORIES`), the tokens of each trace

@@ -36,10 +36,10 @@ class RunCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where the weights to evaluate come from: `checkpoint`, or without one the model in Hugging
-    Face form at `path`.
+    """Where the weights to evaluate come from.
 
-    run_config: the configuration file of the run that made the weights; None where no run is known.
+    checkpoint: a run's checkpoint; None: the model in Hugging Face form at `path`. run_config: the
+    configuration file of the run that made the weights; None where no run is known.
     """
 
     path: str

@@ -12,11 +12,10 @@ from spiral_mega.statistics.intervals import bootstrap_interval
 
 
 def results_json(measures: Sequence[Measure], problems: Sequence[str], seed: int) -> dict[str, Any]:
-    """Return {"problems": ids, "measures": [...]}, the measures with mean, 95 % interval over
-    problems, and `values`.
+    """Return {"problems": ids, "measures": [...]}.
 
-    Every measure is resampled with the same seed, so that two evaluations of the same problems are
-    resampled alike.
+    Each measure has its mean, its 95 % interval over problems, and `values`. Every measure is
+    resampled with the same seed, so that two evaluations of the same problems are resampled alike.
     """
     bootstrap_seed = derive_seed(seed, "bootstrap")
     return {

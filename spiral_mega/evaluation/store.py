@@ -1,5 +1,4 @@
-"""What an evaluation keeps on disk, so that one that was killed resumes after its last complete
-chunk.
+"""What an evaluation keeps on disk, so that it resumes after its last complete chunk when killed.
 
 evaluation.json                            what is evaluated and how; any other is refused here
 records/<sampling>/chunk_000000.json       graded episodes of a chunk; exists once it is complete

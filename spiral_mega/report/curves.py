@@ -78,11 +78,10 @@ PANELS = (
 
 
 def plot_curves(run_dir: str | Path) -> Path:
-    """Draw the metrics of a run to run_dir/curves.png and return that path. Panels without metrics
-    are left out.
+    """Draw the metrics of a run to run_dir/curves.png and return that path.
 
-    Raises FileNotFoundError when the run has no metrics file, ValueError when the file has nothing
-    to draw.
+    Panels without metrics are left out. Raises FileNotFoundError when the run has no metrics file,
+    ValueError when the file has nothing to draw.
     """
     from matplotlib.figure import Figure  # used without pyplot: needs no display, and changes no backend
 

@@ -29,11 +29,11 @@ def print_summary(folder: Path) -> None:
 
 
 def before_after_table(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Format one line a metric: its value before and after, and the change; "-" where a side lacks
-    it.
+    """Format one line a metric: its value before and after, and the change.
 
-    Fractions (accuracy, pass@k, majority@k, ...) are percentages, and their change is in points.
-    Metrics keep the order of `before`; those only in `after` come last.
+    "-" stands where a side lacks it. Fractions (accuracy, pass@k, majority@k, ...) are percentages,
+    and their change is in points. Metrics keep the order of `before`; those only in `after` come
+    last.
     """
     names = list(dict.fromkeys([*before, *after]))
     rows = [("metric", "before", "after", "change")]

@@ -17,10 +17,10 @@ SIGNIFICANT_DIGITS = 6  # of embedded numbers
 
 
 def read_page_data(folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: int) -> dict[str, Any]:
-    """Return {"panels", "runs"}, and add the runs' episodes to `blocks`, at most `max_traces`
-    traces for all runs.
+    """Return {"panels", "runs"}, and add the runs' episodes to `blocks`.
 
-    Raises UserError for a folder that holds nothing to show.
+    These have at most `max_traces` traces over all runs. Raises UserError for a folder that holds
+    nothing to show.
     """
     runs: list[dict[str, Any]] = []
     histories: list[History] = []

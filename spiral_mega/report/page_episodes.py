@@ -1,8 +1,7 @@
-"""Episodes of the report page: an index that is always loaded, and blocks of whole episodes,
-unpacked on demand.
+"""Episodes of the report page: an index that is always loaded, and blocks unpacked on demand.
 
-index entry {id, title, origin, mean rewards, flags, block, position} --> blocks[block][position],
-the whole episode
+index entry {id, title, origin, mean rewards, flags, block, position}
+    --> blocks[block][position], the whole episode
 """
 
 from __future__ import annotations
@@ -70,10 +69,9 @@ class TraceGroup(NamedTuple):
 
 
 def index_episodes(folder: Path, blocks: EpisodeBlocks, max_traces: int) -> EpisodeIndex:
-    """Add evenly spaced episodes of a run to `blocks`, at most `max_traces` traces, and return
-    their index.
+    """Add evenly spaced episodes of a run to `blocks`, and return their index.
 
-    The groups of trace files share `max_traces` equally.
+    They have at most `max_traces` traces. The groups of trace files share `max_traces` equally.
     """
     groups = _trace_groups(folder)
     entries: list[dict[str, Any]] = []

@@ -1,8 +1,9 @@
 """`spiral-mega report`: several runs as one HTML page that needs no network and no other file.
 
-static/index.html   {{title}} {{style}} {{script}}   the page, its CSS, and the scripts in order
-                    {{data}}                         metrics, evaluations and index of episodes, unpacked at once
-                    {{blocks}}                       whole episodes, each block unpacked when one of them is shown
+static/index.html has these placeholders:
+    {{title}} {{style}} {{script}}   the page's title, its CSS, and the scripts in order
+    {{data}}                         metrics, evaluations and index of episodes, unpacked at once
+    {{blocks}}                       whole episodes; a block is unpacked when one of them is shown
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The paper's comparison in small: SPIRAL against GRPO and others from one start
-(docs/results/reproduction.md).
+"""The paper's comparison in small: SPIRAL against GRPO and others from one start.
+
+docs/results/reproduction.md describes it and has its results.
 
 runs             train and evaluate every recipe and seed
 findings         compare what was measured with what the paper claims

@@ -1,9 +1,8 @@
-"""Compare the evaluations with the paper's findings: pure functions of values by training seed and
-problem.
+"""Compare the evaluations with the paper's findings.
 
-Every comparison is of differences, paired by problem and seed, with two 95 % intervals: over
-problems alone (these runs, other problems), and over both seeds and problems
-(`intervals.crossed_interval`).
+Pure functions of values by training seed and problem. Every comparison is of differences, paired by
+problem and seed, with two 95 % intervals: over problems alone (these runs, other problems), and
+over both seeds and problems (`intervals.crossed_interval`).
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def paper_findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """SPIRAL minus another recipe: mean, intervals over problems and over both, and the mean of
-    each seed.
+    """SPIRAL minus another recipe: mean, intervals over problems and over both, mean by seed.
 
     `verdict` follows from the interval over seeds and problems: holds, opposite or undecided.
     """
@@ -130,11 +128,10 @@ def _verdict(interval: tuple[float, float], expected: Expected) -> str:
 
 
 def response_factors(ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k; interpolated
-    linearly in log k.
+    """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k.
 
-    None where they do not reach it at the largest k, or exceed it at the smallest: the curve says
-    nothing there.
+    k' is interpolated linearly in log k. None where they do not reach it at the largest k, or
+    exceed it at the smallest: the curve says nothing there.
     """
     factors: dict[str, float | None] = {}
     for k, level in zip(ks, ours, strict=True):

@@ -1,5 +1,4 @@
-"""The runs of the reproduction: which there are, running several in parallel, and reading their
-results.
+"""The runs of the reproduction: define them, run several in parallel, and read their results.
 
 Finished runs are kept; a run that was interrupted resumes.
 """
@@ -203,8 +202,7 @@ def read_results(job: Job) -> dict[str, list[float]]:
 
 
 def read_success(job: Job) -> list[float | None]:
-    """Return the aggregator's success on the sets of self-aggregation, by their number of right
-    members.
+    """Return the aggregator's success on sets of self-aggregation, by number of right members.
 
     None where there is no such set.
     """

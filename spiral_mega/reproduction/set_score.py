@@ -1,5 +1,4 @@
-"""What SPIRAL's credit teaches the search, given how the aggregator succeeds on a set. Pure
-functions.
+"""What SPIRAL's credit teaches the search, given how the aggregator succeeds on a set.
 
 Let success[c] be the aggregator's success on sets of n traces of which c are right, and p the
 probability that a single trace of a problem is right. A set's expected score is

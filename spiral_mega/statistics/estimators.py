@@ -15,8 +15,7 @@ MAX_SAMPLES = 1000  # with more, binomial coefficients exceed float64
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return the probability that k of `samples` samples, drawn without replacement, contain a
-    right one.
+    """Return the probability that k of the samples, drawn without replacement, hold a right one.
 
     1 - C(n-c, k) / C(n, k), with n = `samples` and c = `right`, as a product; Chen et al. (2021),
     equation 1.
@@ -28,8 +27,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """Return the expected largest score of k of the samples: what an oracle that picks the best
-    gets.
+    """Return the expected largest score of k of the samples: what an oracle gets.
 
     With scores 0 and 1 this is pass@k. The i-th smallest of n is the largest of C(i-1, k-1) of the
     C(n, k) subsets.
@@ -70,8 +68,7 @@ def majority_of_k(groups: Sequence[Hashable | None], scores: Sequence[float], ks
 def _expected_when_winner_has(
     most: int, counts: list[int], means: list[float], without_answer: int, samples: int
 ) -> np.ndarray:
-    """Sum, over the k-subsets whose largest vote is `most`, the mean score of the groups tied for
-    it.
+    """Sum, over the k-subsets whose largest vote is `most`, the mean score of the tied groups.
 
     Returns [samples + 1], one sum for every k. `counts` and `means` hold the samples and the score
     of each group.

@@ -16,12 +16,11 @@ RESAMPLES = 2000
 def bootstrap_interval(
     values: Sequence[float], seed: int, *, level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Compute the percentile interval of the mean of `values` (one a problem), resampling problems
-    with replacement.
+    """Compute the percentile interval of the mean of `values`, one a problem.
 
-    It covers which problems were drawn and, as each value is one draw, the sampling of traces for
-    them too. The same seed and number of problems give the same resamples, so intervals of
-    differences are those of paired comparisons.
+    Problems are resampled with replacement. The interval covers which problems were drawn and, as
+    each value is one draw, the sampling of traces for them too. The same seed and number of
+    problems give the same resamples, so intervals of differences are those of paired comparisons.
     """
     if not values:
         raise ValueError("there are no values to resample")
@@ -41,12 +40,11 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float], seed: int)
 def crossed_interval(
     values: Sequence[Sequence[float]], seed: int, *, level: float = 0.95, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Compute the percentile interval of the mean of `values` [runs, problems], resampling both
-    independently.
+    """Compute the percentile interval of the mean of `values` [runs, problems].
 
-    It covers which runs (training seeds) and which problems were drawn, and the sampling of traces
-    (the pigeonhole bootstrap, Owen 2007). With few runs it is coarse: look at each run too. Raises
-    ValueError for ragged or empty values.
+    Runs and problems are resampled independently. The interval covers which runs (training seeds)
+    and which problems were drawn, and the sampling of traces (the pigeonhole bootstrap, Owen 2007).
+    With few runs it is coarse: look at each run too. Raises ValueError for ragged or empty values.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size:
@@ -69,11 +67,10 @@ def mean(values: Sequence[float], seed: int) -> dict[str, Any] | None:
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float], seed: int) -> dict[str, Any] | None:
-    """Return the same of sum(parts) / sum(wholes), with one of each a problem; "of" is sum(wholes).
-    None where it is 0.
+    """Return the same of sum(parts) / sum(wholes), one of each a problem; None if that sum is 0.
 
-    Problems are resampled whole, so that several counts from one problem are not taken for
-    independent.
+    "of" is sum(wholes). Problems are resampled whole, so that several counts from one problem are
+    not taken for independent.
     """
     part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if not whole.sum() > 0:

@@ -18,12 +18,12 @@ SAMPLING = Sampling(SamplingPlan(3), (), ())
 PROBLEMS = [problem(f"p{i}", f"w{i} w80") for i in range(5)]
 
 
-class Forgetful(ScriptedEngine):
-    """An engine that says when it was told to forget."""
+class ResetRecorder(ScriptedEngine):
+    """An engine that records when its prefix cache is reset."""
 
     def reset_prefix_cache(self):
         assert not self.has_unfinished()
-        self.events.append(("forget", None))
+        self.events.append(("reset", None))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def verifier():
 
 def run(folder, verifier, runtime, interrupted=lambda engine: False):
     """Sample all problems, two a chunk; what the engine saw."""
-    engine = Forgetful(first_come)
+    engine = ResetRecorder(first_come)
     config = settings(rollout={"engine.exchange_steps": 1})
     pipeline = pipeline_of(engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine))
     grading = partial(grade, token_budgets=(), verifier=verifier, tokenizer=tiny_tokenizer())
@@ -43,17 +43,17 @@ def run(folder, verifier, runtime, interrupted=lambda engine: False):
         stopped = False
     except Interrupted:
         stopped = True
-    return [each for each in engine.events if each[0] in ("forget", "add")], stopped
+    return [each for each in engine.events if each[0] in ("reset", "add")], stopped
 
 
 def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("chunk_*")}
 
 
-def test_each_chunk_begins_with_an_engine_that_has_forgotten_and_is_sampled_once(tmp_path, verifier, runtime):
+def test_each_chunk_begins_with_an_empty_engine_and_is_sampled_once(tmp_path, verifier, runtime):
     events, stopped = run(tmp_path, verifier, runtime)
     assert not stopped
-    assert [kind for kind, _ in events] == ["forget", "add", "add"] * 2 + ["forget", "add"]
+    assert [kind for kind, _ in events] == ["reset", "add", "add"] * 2 + ["reset", "add"]
     records = [each.problem for chunk in range(3) for each in Store(tmp_path).read("search3", chunk)]
     assert records == [each.id for each in PROBLEMS]
     assert run(tmp_path, verifier, runtime) == ([], False)
@@ -68,7 +68,7 @@ def test_what_a_stop_interrupts_leaves_nothing_and_what_follows_is_as_if_there_h
     assert stopped
     assert {path.name[:12] for path in files(tmp_path / "truncated")} == {"chunk_000000"}
     events, _ = run(tmp_path / "truncated", verifier, runtime)
-    assert [kind for kind, _ in events].count("forget") == 2
+    assert [kind for kind, _ in events].count("reset") == 2
     assert files(tmp_path / "truncated") == files(tmp_path / "whole")
 
 

@@ -1,7 +1,7 @@
-"""Harness `best_of_n`: the reward of the best of k independent responses, picked by an oracle, the
-verifier.
+"""Harness `best_of_n`: the reward of the best of k independent responses.
 
-With rewards 0 and 1 it equals pass@k; it differs where a verifier gives part of the reward.
+An oracle, the verifier, picks the best. With rewards 0 and 1 it equals pass@k; it differs where a
+verifier gives part of the reward.
 """
 
 from __future__ import annotations

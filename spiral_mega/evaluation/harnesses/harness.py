@@ -1,7 +1,7 @@
 """The interface of a harness, and the measures that it returns.
 
-    section of eval.harnesses --sampling_plan--> SamplingPlan --(sampling, grading)--> GradedEpisode of each problem
-                              --measure--------> Measure: one number, a mean over the problems
+    Harness.sampling_plan --> SamplingPlan --sample, grade--> one GradedEpisode a problem
+    GradedEpisodes --Harness.measure--> Measures: numbers, each a mean over the problems
 
 To add a harness, write a file with a subclass of `Harness` and list the class in
 `registry.HARNESSES`.
@@ -23,8 +23,7 @@ from spiral_mega.evaluation.graded_episode import TOKEN_CATEGORIES, GradedEpisod
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a harness: the mean over problems of `values`, which holds one value a problem,
-    in their order.
+    """One number of a harness: the mean of `values`, which holds one value a problem, in order.
 
     axis, x    position on a curve: x responses ("k"), x-th aggregation ("step"), x tokens ("budget")
     parallel   how many responses were sampled side by side

@@ -1,8 +1,12 @@
-"""Harness `pipeline`: sequential, parallel and aggregative compute combined as the configuration
-declares.
+"""Harness `pipeline`: sequential, parallel and aggregative compute, combined as configured.
 
-{kind: pipeline, name: wide-then-long, reducer: majority, stages: [{search: 16, tokens: 1024},
- {aggregate: 8, set_size: 4, tokens: 4096}, {aggregate: 8, set_size: 4}]}
+kind: pipeline
+name: wide-then-long
+reducer: majority
+stages:
+  - {search: 16, tokens: 1024}
+  - {aggregate: 8, set_size: 4, tokens: 4096}
+  - {aggregate: 8, set_size: 4}
 """
 
 from __future__ import annotations
@@ -20,10 +24,9 @@ from spiral_mega.evaluation.harnesses.populations import REDUCERS, level_budgets
 
 
 class Stage(Section):
-    """One stage of a pipeline: `search` responses to the problem, or `aggregate` responses to a set
-    each.
+    """One stage of a pipeline: `search` responses to the problem, or `aggregate` answers to sets.
 
-    A set has `set_size` traces of the previous stage.
+    Each answer has its own set. A set has `set_size` traces of the previous stage.
     """
 
     search: int | None = Field(default=None, gt=0, description="First stage: responses to the problem.")

@@ -1,5 +1,4 @@
-"""What the harnesses over populations of traces (rsa, pipeline) share: the traces of each level,
-and their reducers.
+"""What the harnesses over populations (rsa, pipeline) share: traces of each level, and reducers.
 
 position in Episode.traces():   0 .. population-1 | population .. | ...
 level:                          search            | first answers | answers to sets of those | ...

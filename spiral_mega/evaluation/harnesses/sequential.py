@@ -1,5 +1,4 @@
-"""Harness `sequential`: the mean reward of one response as its token budget grows (the paper's
-figure 6).
+"""Harness `sequential`: the mean reward of a response by its token budget (the paper's figure 6).
 
 A response sampled with a small budget is the beginning of the one sampled with a large budget and
 the same seed. So each response is sampled once, with the largest budget, truncated to every budget,
