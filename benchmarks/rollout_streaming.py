@@ -57,7 +57,7 @@ def main(
             tasks = [_task(i) for i in range(problems)]
             ways: dict[str, Callable[[], Episodes]] = {
                 "barrier": lambda: in_two_phases(pipeline, tasks),
-                "streaming": lambda: pipeline.run(tasks, aggregates=True),
+                "streaming": lambda: pipeline.run(tasks),
             }
             found = {name: timed(way, engine, config.model.path) for name, way in ways.items()}  # also the warm-up
             same = tokens(found["barrier"][0]) == tokens(found["streaming"][0])
@@ -73,7 +73,7 @@ def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
     """All search traces on all ranks, and then all aggregation traces, each set on the engine of its problem."""
     engine = pipeline.engine
     builders = {
-        index: EpisodeBuilder(pipeline.context, index, task, aggregates=True, verify_rewards=True)
+        index: EpisodeBuilder(pipeline.context, index, task, verify_rewards=True)
         for index, task in enumerate(tasks)
         if index % engine.replica.count == engine.replica.index
     }

@@ -180,7 +180,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         collector: Collector
         if config.rollout.record.read is not None:
             steps = range(resume_from or 0, config.run.steps)
-            collector = Replayer(config.rollout.record.read, steps, objective, runtime)
+            collector = Replayer(config.rollout.record.read, steps, runtime)
         else:
             engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
             stack.callback(engine.close)
@@ -195,7 +195,7 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             training = make_pipeline(objective.plan)
             if eval_problems:
                 pipeline = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
-            collector = BatchCollector(train_problems, sampler, training, objective, config.batch, config.run.seed)
+            collector = BatchCollector(train_problems, sampler, training, config.batch, config.run.seed)
             if config.rollout.record.write is not None:
                 collector = Recorder(collector, config.rollout.record.write, runtime)
         stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))

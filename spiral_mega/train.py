@@ -1,56 +1,75 @@
-"""The loop. One step: collect -> weigh -> update -> weights into the engine -> log -> checkpoint."""
+"""The training loop of SPIRAL.
+
+One step, from a batch of problems to updated weights in the engine:
+
+    collect --------> assign credit ----> training sequences ----> update ------> sync -----> log, checkpoint
+    episodes:         rewards become      weighted, packed into    optimizer      weights
+    traces, rewards   advantages          micro-batches            steps          to engine
+
+Credit is assigned to each episode as it completes, while the batch is being collected: dynamic
+sampling has to know which episodes are effective. What follows sees traces with advantages, and no
+sets. The batch is split by problem into `batch.minibatches` parts, and every model gets one
+optimizer update from each part.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from spiral_mega.algorithm.regularizers import Regularizers
-from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics
+from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics, training_sequences
 from spiral_mega.config import Config
-from spiral_mega.config.model_set import metric_key, model_for
+from spiral_mega.config.model_set import metric_key
 from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.evaluation.accuracy import measure_accuracy
 from spiral_mega.packing.distribute import distribute
 from spiral_mega.packing.packing_metrics import packing_metrics
-from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
+from spiral_mega.packing.training_sequence import TrainingSequence
+from spiral_mega.policy import Policy
 from spiral_mega.policy.skipped_updates import SkippedUpdates
 from spiral_mega.report.end_of_run import print_summary
-from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.batch import AssignCredit, Batch
 from spiral_mega.rollout.batch_metrics import batch_metrics, check_mismatch, check_verifier
 from spiral_mega.rollout.pipeline import Interrupted
 from spiral_mega.run import Run, open_run
 from spiral_mega.telemetry import memory_metrics
+from spiral_mega.telemetry.combine import combine_updates
 from spiral_mega.telemetry.trace_file import trace_path, write_traces
 from spiral_mega.traces import Episode
 
 log = logging.getLogger(__name__)
 
-COUNTS = ("train/tokens", "optim/microbatches", "optim/skipped", "sampler/masked_tokens")
+Metrics = dict[str, float]
 
 
 def train(config: Config, runtime: Runtime) -> None:
-    """Run or resume the training that `config` describes, to its last step or until it is asked to stop."""
+    """Run or resume the training that `config` describes, until its last step or a request to stop. Collective."""
     with open_run(config, runtime) as run:
         step = saved = run.resume()
         run.sync()
         finished = False
-        skipped = SkippedUpdates(config.policy.max_skipped_updates)
+        skipped_updates = SkippedUpdates(config.policy.max_skipped_updates)
         try:
             while not run.stop.on_any_rank():
                 if run.evaluation_due(step):
-                    run.telemetry.log(step, _evaluate(run))
-                if finished := step >= config.run.steps:
+                    run.telemetry.log(step, evaluate_held_out(run))
+                finished = step >= config.run.steps
+                if finished:
                     break
                 metrics = train_step(run, step)
                 step += 1
                 run.telemetry.log(step, metrics)
                 check_mismatch(metrics, config.rollout.sync)
-                skipped.check(metrics)
+                skipped_updates.check(metrics)
                 if step % config.checkpoint.every == 0:
-                    run.save(saved := step)
+                    run.save(step)
+                    saved = step
         except Interrupted:
-            log.warning("interrupted after step %d: what was being sampled is given up, and done again on resume", step)
+            log.warning(
+                "interrupted after step %d: unfinished episodes are discarded, and sampled again on resume", step
+            )
         if saved != step:
             run.save(step)
         run.checkpoints.wait()
@@ -62,50 +81,63 @@ def train(config: Config, runtime: Runtime) -> None:
         print_summary(run.folder)
 
 
-def train_step(run: Run, step: int) -> dict[str, float]:
-    """One step of the algorithm, from `step` updates to the next; its metrics. Raises Interrupted, state as before."""
-    config, timer = run.config, run.timer
-    sampler_before = run.sampler.state_dict()
-    with timer("step"):
-        try:
-            with timer("rollout"):
-                batch = run.collector.collect(step)
-                metrics = batch_metrics(batch)
-                if metrics.get("verify/crash") and run.stop.on_any_rank():
-                    raise Interrupted  # what stops this run may have ended the verifiers too
-        except Interrupted:
-            run.sampler.load_state_dict(sampler_before)
-            raise
-        check_verifier(metrics, config.rewards)
+def train_step(run: Run, step: int) -> Metrics:
+    """Train on the batch that follows `step` completed steps, and return the step's metrics.
+    Collective.
+
+    Raises Interrupted if the run was asked to stop while it sampled; its state is then that before
+    the step.
+    """
+    with run.timer("step"):
+        batch, metrics = collect(run, step, assign_credit=run.objective.assign_credit)
         metrics |= scale_metrics(run.weighting, run.objective)
-        run.sync.release()
-        updates: dict[str, list[dict[str, float]]] = {model: [] for model in run.policies}
-        for part in _minibatches(batch, config.batch.minibatches):
-            with timer("exchange"):
-                by_model = _sequences(run, part)
-            for model, sequences in by_model.items():
-                policy = run.policies[model]
-                with timer("exchange"):
-                    microbatches = distribute(sequences, config.policy.microbatch_tokens, policy.replica)
-                    packing = packing_metrics(microbatches, config.policy.microbatch_tokens)
-                with timer("update"):
-                    if microbatches:
-                        updates[model].append(policy.update(microbatches) | packing)
-        for model, of_model in updates.items():
-            combined = _combine(of_model) | {"optim/updates": float(len(of_model))}
-            metrics |= {metric_key(name, model): value for name, value in combined.items()}
-        with timer("sync"):
+        run.sync.release()  # the engine frees the device for the updates
+        metrics |= update(run, batch)
+        with run.timer("sync"):
             metrics |= run.sync()
-        with timer("save_traces"):
-            if config.telemetry.traces:
+        with run.timer("save_traces"):
+            if run.config.telemetry.traces:
                 write_traces(trace_path(run.folder, step + 1, run.runtime.rank), batch.sampled)
-    times = max_over_ranks(timer.pop() | memory_metrics())
+    times = max_over_ranks(run.timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
     return metrics | times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
 
 
-def _minibatches(batch: Batch, count: int) -> list[list[Episode]]:
-    """Split the kept episodes into `count` parts by prompt index, the same parts on any number of ranks."""
+def collect(run: Run, step: int, assign_credit: AssignCredit) -> tuple[Batch, Metrics]:
+    """Sample the batch of a step, with credit assigned to its episodes; return it and its metrics."""
+    sampler_state = run.sampler.state_dict()
+    try:
+        with run.timer("rollout"):
+            batch = run.collector.collect(step, assign_credit)
+            metrics = batch_metrics(batch)
+            if metrics.get("verify/crash") and run.stop.on_any_rank():
+                raise Interrupted  # the signal that stops this run may have ended the verifiers too
+    except Interrupted:
+        run.sampler.load_state_dict(sampler_state)
+        raise
+    check_verifier(metrics, run.config.rewards)
+    return batch, metrics
+
+
+def update(run: Run, batch: Batch) -> Metrics:
+    """Make one optimizer update of every model from each minibatch; return the metrics of all updates combined."""
+    updates: dict[str, list[Metrics]] = {model: [] for model in run.policies}
+    for episodes in split_minibatches(batch, run.config.batch.minibatches):
+        with run.timer("exchange"):
+            sequences = weighted_sequences(run, episodes)
+        for model, policy in run.policies.items():
+            metrics = update_policy(run, policy, sequences[model])
+            if metrics:
+                updates[model].append(metrics)
+    combined: Metrics = {}
+    for model, of_model in updates.items():
+        metrics = combine_updates(of_model) | {"optim/updates": float(len(of_model))}
+        combined |= {metric_key(name, model): value for name, value in metrics.items()}
+    return combined
+
+
+def split_minibatches(batch: Batch, count: int) -> list[list[Episode]]:
+    """Split the kept episodes into `count` parts by prompt index: the same parts on any number of ranks."""
     part_of = {index: position % count for position, index in enumerate(batch.kept_indices)}
     parts: list[list[Episode]] = [[] for _ in range(count)]
     for episode in batch.kept:
@@ -113,54 +145,39 @@ def _minibatches(batch: Batch, count: int) -> list[list[Episode]]:
     return parts
 
 
-def _sequences(run: Run, kept: list[Episode]) -> dict[str, list[TrainingSequence]]:
-    """By the model that wrote them, this rank's traces with a gradient, weighted by the denominators of all ranks;
-    collective."""
-    local = component_totals(kept, run.objective.components)
-    totals = _sum_totals(local)
-    all_traces = Regularizers.of(run.config.algorithm).active
-    sequences: dict[str, list[TrainingSequence]] = {model: [] for model in run.policies}
-    models = run.models
-    for episode in kept:
-        for position, trace in enumerate(episode.traces()):
-            if trace.component not in totals or not (trace.effective or all_traces) or not trace.response_ids:
-                continue
-            sequence = TrainingSequence(
-                key=SequenceKey(episode.index, position),
-                prompt_ids=trace.prompt_ids,
-                response_ids=trace.response_ids,
-                sampler_logprobs=trace.logprobs,
-                advantage=trace.advantage,
-                weight=run.weighting.trace_weight(trace, totals),
-                observation_spans=tuple(trace.observation_spans),
-            )
-            sequences[model_for(trace.component, models)].append(sequence)
-    return sequences
+def weighted_sequences(run: Run, episodes: Sequence[Episode]) -> dict[str, list[TrainingSequence]]:
+    """Return each model's training sequences from this rank's episodes, weighted over all ranks; collective."""
+    totals = sum_totals(component_totals(episodes, run.objective.components))
+    regularized = Regularizers.from_algorithm(run.config.algorithm).active
+    return training_sequences(episodes, run.weighting, totals, run.models, include_ineffective=regularized)
 
 
-def _combine(updates: list[dict[str, float]]) -> dict[str, float]:
-    """The metrics of a step's updates as one: counts add up, maxima stay maxima, the rest are means."""
-    combined = {}
-    for name in updates[0] if updates else ():
-        values = [update[name] for update in updates]
-        if name.endswith("_max"):
-            combined[name] = max(values)
-        else:
-            combined[name] = sum(values) / (1 if name in COUNTS else len(values))
-    return combined
+def sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:
+    """Add each component's totals over all ranks; collective."""
+    flat: Metrics = {}
+    for component, totals in local.items():
+        flat |= {f"{component}/{field}": count for field, count in totals._asdict().items()}
+    summed = sum_over_ranks(flat)
+    totals_of = {}
+    for component in local:
+        counts = {field: int(summed[f"{component}/{field}"]) for field in ComponentTotals._fields}
+        totals_of[component] = ComponentTotals(**counts)
+    return totals_of
 
 
-def _sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:
-    flat = {f"{name}/{field}": count for name, each in local.items() for field, count in each._asdict().items()}
-    total = sum_over_ranks(flat)
-    return {
-        name: ComponentTotals(**{field: int(total[f"{name}/{field}"]) for field in ComponentTotals._fields})
-        for name in local
-    }
+def update_policy(run: Run, policy: Policy, sequences: list[TrainingSequence]) -> Metrics:
+    """Make one optimizer update from the sequences of all ranks; return its metrics, or none without sequences."""
+    budget = run.config.policy.microbatch_tokens
+    with run.timer("exchange"):
+        microbatches = distribute(sequences, budget, policy.replica)
+        packing = packing_metrics(microbatches, budget)
+    with run.timer("update"):
+        return policy.update(microbatches) | packing if microbatches else {}
 
 
-def _evaluate(run: Run) -> dict[str, float]:
-    assert run.pipeline is not None  # the configuration refuses held-out problems where there is no engine
+def evaluate_held_out(run: Run) -> Metrics:
+    """Return the metrics of the held-out problems; collective."""
+    assert run.pipeline is not None  # the configuration refuses held-out problems without an engine
     with run.timer("eval"):
         metrics = measure_accuracy(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
     return metrics | run.timer.pop()

@@ -52,8 +52,8 @@ class Regularizers:
     kl: KlConfig | None
 
     @classmethod
-    def of(cls, config: AlgorithmConfig) -> Regularizers:
-        return cls(config.entropy_bonus, config.kl)
+    def from_algorithm(cls, algorithm: AlgorithmConfig) -> Regularizers:
+        return cls(algorithm.entropy_bonus, algorithm.kl)
 
     @property
     def active(self) -> bool:

@@ -22,7 +22,7 @@ def measure_accuracy(pipeline: Pipeline, problems: Sequence[Problem], repeats: i
         for repeat in range(repeats):
             tasks.append(Task(problem, -1, (run_seed, "eval", problem.id, repeat)))
     sums = {"search": 0.0, "pass": 0.0, "aggregation": 0.0}
-    for episode in pipeline.run(tasks, aggregates=True):
+    for episode in pipeline.run(tasks):
         search = [trace.reward for trace in episode.search]
         answers = [trace.reward for group in episode.aggregation for trace in group]
         sums["search"] += sum(search) / len(search)

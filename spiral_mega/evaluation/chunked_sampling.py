@@ -87,7 +87,7 @@ def sample(
             store.remove_traces(sampling.name, number)
         pipeline.engine.reset_prefix_cache()
         tasks = [Task(problem, -1, (seed, "eval", problem.id)) for problem in problems[start : start + chunk]]
-        episodes = pipeline.run(tasks, aggregates=True)
+        episodes = pipeline.run(tasks)
         if pipeline.engine.replica.leader:
             store.write_traces(sampling.name, number, runtime.rank, episodes)
         by_rank = gather_objects([(episode.index, grade(episode)) for episode in episodes])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.config import BatchConfig
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.rollout.episode_builder import Task
@@ -16,6 +15,9 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Episode, Problem
 
 log = logging.getLogger(__name__)
+
+AssignCredit = Callable[[Episode], None]
+"""Writes the advantages of a complete episode, from its rewards (see Objective.assign_credit)."""
 
 
 @dataclass(slots=True)
@@ -44,22 +46,23 @@ class BatchCollector:
         problems: Sequence[Problem],
         sampler: ProblemSampler,
         pipeline: Pipeline,
-        objective: Objective,
         config: BatchConfig,
         run_seed: int,
     ) -> None:
         self.problems, self.sampler = problems, sampler
-        self.pipeline, self.objective = pipeline, objective
-        self.config, self.run_seed = config, run_seed
+        self.pipeline, self.config, self.run_seed = pipeline, config, run_seed
 
-    def collect(self, step: int) -> Batch:
-        """Sample the batch of `step`, with credit assigned. Collective; raises Interrupted.
+    def collect(self, step: int, assign_credit: AssignCredit) -> Batch:
+        """Sample the batch of `step`. Collective; raises Interrupted.
+
+        `assign_credit` is called for each episode as it completes: it decides whether the episode
+        is effective, and with that how many prompts are still missing.
 
         With dynamic sampling the first `batch.problems` effective prompts are kept, or fewer when
         the bound on prompts is reached. Otherwise every prompt is kept, up to that number.
         """
-        source = DynamicSampler(self, step)
-        episodes = self.pipeline.stream(source, aggregates=bool(self.objective.plan.levels))
+        source = DynamicSampler(self, step, assign_credit)
+        episodes = self.pipeline.stream(source)
         effective_by_index = source.batch_prompts()
         num_prompts = len(effective_by_index)
         num_cancelled = source.num_started - num_prompts
@@ -102,15 +105,16 @@ class DynamicSampler:
     depends neither on which episodes finish early nor on the number of ranks.
     """
 
-    def __init__(self, collector: BatchCollector, step: int) -> None:
+    def __init__(self, collector: BatchCollector, step: int, assign_credit: AssignCredit) -> None:
         self.collector, self.step, self.config = collector, step, collector.config
+        self.assign_credit = assign_credit
         self.num_started = 0
         self.finalized: dict[int, bool] = {}  # by prompt index: whether it is effective
         self.occurrences: Counter[str] = Counter()  # of each problem in this step
 
     def finalize(self, episode: Episode) -> bool:
         """Assign credit; return whether the episode is effective."""
-        self.collector.objective.assign_credit(episode)
+        self.assign_credit(episode)
         return episode.effective()
 
     def next(self, finalized: dict[int, bool]) -> list[Task] | None:

@@ -60,17 +60,15 @@ class SamplingContext:
 class EpisodeBuilder:
     """Turns samples into an episode, and returns the requests that each sample makes possible.
 
-    `aggregates`: also draw sets and answer them. `verify_rewards`: submit traces to the verifier;
-    of the ranks of a replica, which all build the same episode, only the leader does.
+    `verify_rewards`: submit traces to the verifier; of the ranks of a replica, which all build the
+    same episode, only the leader does.
     """
 
-    def __init__(
-        self, context: SamplingContext, index: int, task: Task, *, aggregates: bool, verify_rewards: bool
-    ) -> None:
+    def __init__(self, context: SamplingContext, index: int, task: Task, *, verify_rewards: bool) -> None:
         self.context, self.index, self.task, self.verify_rewards = context, index, task, verify_rewards
         plan = context.plan
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
-        self.sets: list[SetSpec] = plan.draw_sets(rng, context.set_order) if aggregates else []
+        self.sets: list[SetSpec] = plan.draw_sets(rng, context.set_order)
         self.unrequested_sets = set(range(len(self.sets))) if plan.aggregation_traces else set()
         search_prompt = context.prompter.search_prompt(task.problem)
         self.prompts: dict[int | None, list[int]] = {None: search_prompt}  # by set index

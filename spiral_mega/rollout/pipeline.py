@@ -61,20 +61,20 @@ class Pipeline:
         self.exchange_interval = exchange_interval(rollout)
         self.group = dist.new_group(backend="gloo")  # exchanges overlap the engines' collectives
 
-    def run(self, tasks: Sequence[Task], *, aggregates: bool) -> list[Episode]:
+    def run(self, tasks: Sequence[Task]) -> list[Episode]:
         """Sample an episode for each task; return this rank's, in order of `Episode.index`.
 
-        Collective: every rank passes the same tasks. With `aggregates` sets are drawn and answered
-        too. Raises Interrupted on all ranks if any was asked to stop.
+        Collective: every rank passes the same tasks. Raises Interrupted on all ranks if any was
+        asked to stop.
         """
-        return self.stream(_FixedTasks(tasks), aggregates=aggregates)
+        return self.stream(_FixedTasks(tasks))
 
-    def stream(self, source: TaskSource, *, aggregates: bool) -> list[Episode]:
+    def stream(self, source: TaskSource) -> list[Episode]:
         """As `run`, for tasks that `source` supplies one after another and may cancel.
 
         Indices number the tasks in the order in which they are supplied.
         """
-        scheduler = Scheduler(self.context, self.engine, source, aggregates=aggregates, interrupted=self.interrupted)
+        scheduler = Scheduler(self.context, self.engine, source, interrupted=self.interrupted)
         scheduler.start()
         progress = _ProgressLog(scheduler)
         with Exchange(self.engine.replica, self.group) as exchange:

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spiral_mega.algorithm.objectives import Objective
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
-from spiral_mega.rollout.batch import Batch
+from spiral_mega.rollout.batch import AssignCredit, Batch
 from spiral_mega.telemetry.trace_file import EPISODE, episode_from_row, episode_row, read_traces, trace_path, write_rows
 from spiral_mega.traces import Episode
 
@@ -28,8 +27,8 @@ RECORD = pa.schema([*EPISODE, pa.field("prompts", pa.list_(pa.list_(pa.int32()))
 class Collector(Protocol):
     """Collects a step's batch; collective."""
 
-    def collect(self, step: int) -> Batch:
-        """Return this rank's part of the batch of `step`, with credit assigned."""
+    def collect(self, step: int, assign_credit: AssignCredit) -> Batch:
+        """Return this rank's part of the batch of `step`, after calling `assign_credit` once for each episode."""
 
 
 class Recorder:
@@ -38,8 +37,8 @@ class Recorder:
     def __init__(self, collector: Collector, folder: str, runtime: Runtime) -> None:
         self.collector, self.folder, self.runtime = collector, folder, runtime
 
-    def collect(self, step: int) -> Batch:
-        batch = self.collector.collect(step)
+    def collect(self, step: int, assign_credit: AssignCredit) -> Batch:
+        batch = self.collector.collect(step, assign_credit)
         totals = {
             "kept_indices": batch.kept_indices,
             "num_prompts": batch.num_prompts,
@@ -60,12 +59,12 @@ class Replayer:
     Raises UserError if a file of any of `steps` is missing.
     """
 
-    def __init__(self, folder: str, steps: range, objective: Objective, runtime: Runtime) -> None:
-        self.folder, self.objective, self.runtime = folder, objective, runtime
+    def __init__(self, folder: str, steps: range, runtime: Runtime) -> None:
+        self.folder, self.runtime = folder, runtime
         for step in steps:
             self._read_totals(step)
 
-    def collect(self, step: int) -> Batch:
+    def collect(self, step: int, assign_credit: AssignCredit) -> Batch:
         totals = self._read_totals(step)
         sampled = []
         for rank in range(totals["ranks"]):
@@ -74,7 +73,7 @@ class Replayer:
                     sampled.append(episode_from_row(row, row["prompts"]))
         sampled.sort(key=lambda episode: episode.index)
         for episode in sampled:
-            self.objective.assign_credit(episode)
+            assign_credit(episode)
         kept = set(totals["kept_indices"])
         return Batch(
             sampled=sampled,

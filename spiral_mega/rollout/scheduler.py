@@ -54,11 +54,10 @@ class Scheduler:
         engine: Sampler,
         source: TaskSource,
         *,
-        aggregates: bool,
         interrupted: Callable[[], bool],
     ) -> None:
         self.context, self.engine, self.source = context, engine, source
-        self.aggregates, self.interrupted = aggregates, interrupted
+        self.interrupted = interrupted
         self.replica = engine.replica
         self.builders: dict[int, EpisodeBuilder] = {}  # unfinalized episodes that this replica owns
         self.complete: list[int] = []  # at the last exchange; finalized, with rewards, at the next
@@ -133,9 +132,7 @@ class Scheduler:
             return
         for index, task in enumerate(tasks, self.num_tasks):
             if self.replica.owns(index):
-                builder = EpisodeBuilder(
-                    self.context, index, task, aggregates=self.aggregates, verify_rewards=self.replica.leader
-                )
+                builder = EpisodeBuilder(self.context, index, task, verify_rewards=self.replica.leader)
                 self.builders[index] = builder
                 self._submit(builder.first_request())
         self.num_tasks += len(tasks)

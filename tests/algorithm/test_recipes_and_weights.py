@@ -6,7 +6,8 @@ import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.sets import gradient_scale
-from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, make_weighting
+from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, make_weighting, training_sequences
+from spiral_mega.config.model_set import DEFAULT_MODEL
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
@@ -16,7 +17,7 @@ def trace(component, index, length, reward, set_index=None):
     return Trace(component, index, [1], ids, [-1.0] * length, "stop", "", set_index=set_index, reward=reward)
 
 
-def episode(search, sets=(), rewards=(), lengths=None, name="p"):
+def episode(search, sets=(), rewards=(), lengths=None, name="p", index=0):
     """`search` and `lengths` are lengths, `rewards` the aggregation rewards by set. Search rewards are a trap."""
     lengths = lengths or [[3] * len(row) for row in rewards]
     return Episode(
@@ -28,7 +29,7 @@ def episode(search, sets=(), rewards=(), lengths=None, name="p"):
             [trace(AGGREGATION, i, lengths[k][i], reward, k) for i, reward in enumerate(row)]
             for k, row in enumerate(rewards)
         ],
-        index=0,
+        index=index,
     )
 
 
@@ -95,7 +96,7 @@ def batch():
     sets = [(0, 1), (1, 2)]
     return [
         episode([1, 2, 3], sets, [[1.0, 0.0], [1.0, 1.0]], [[7, 8], [9, 10]], "a"),
-        episode([4, 5, 6], sets, [[1.0, 0.0], [0.0, 0.0]], [[11, 12], [13, 14]], "b"),
+        episode([4, 5, 6], sets, [[1.0, 0.0], [0.0, 0.0]], [[11, 12], [13, 14]], "b", index=1),
     ]
 
 
@@ -105,6 +106,47 @@ def weigh(config, episodes=None):
     totals = component_totals(episodes, objective.components)
     weighting = make_weighting(config, objective)
     return [(t, weighting.trace_weight(t, totals)) for e in episodes for t in e.traces()]
+
+
+def sequences_of(episodes, models=(DEFAULT_MODEL,), *, include_ineffective=False, **changes):
+    """The training sequences of episodes whose credit is assigned here, by model."""
+    config = algorithm(**changes)
+    objective = make_objective(config)
+    for each in episodes:
+        objective.assign_credit(each)
+    totals = component_totals(episodes, objective.components)
+    weighting = make_weighting(config, objective)
+    return training_sequences(episodes, weighting, totals, models, include_ineffective=include_ineffective)
+
+
+def test_effective_traces_become_sequences_with_their_credit_and_weight():
+    episodes = batch()
+    (sequences,) = sequences_of(episodes).values()
+    traces = {(index, i): trace for index, each in enumerate(episodes) for i, trace in enumerate(each.traces())}
+    effective = {key: trace for key, trace in traces.items() if trace.effective}
+    assert 0 < len(effective) < len(traces)
+    assert {tuple(each.key): (each.advantage, each.weight) for each in sequences} == {
+        key: (trace.advantage, 1 / 2) for key, trace in effective.items()
+    }
+    for each in sequences:
+        trace = effective[each.key]
+        assert (each.prompt_ids, each.response_ids) == (trace.prompt_ids, trace.response_ids)
+        assert each.sampler_logprobs == trace.logprobs
+
+
+def test_regularizers_reach_traces_without_credit_but_not_empty_ones_or_other_components():
+    episodes = batch()
+    episodes[0].search[0].response_ids = []
+    (every,) = sequences_of(episodes, include_ineffective=True).values()
+    assert len(every) == 2 * (3 + 4) - 1
+    (search,) = sequences_of(episodes, include_ineffective=True, objective="grpo").values()
+    assert {each.key.position for each in search} == {0, 1, 2}
+
+
+def test_each_model_gets_the_traces_that_it_wrote():
+    by_model = sequences_of(batch(), (SEARCH, AGGREGATION), include_ineffective=True)
+    assert {each.key.position for each in by_model[SEARCH]} == {0, 1, 2}
+    assert {each.key.position for each in by_model[AGGREGATION]} == {3, 4, 5, 6}
 
 
 def test_totals_count_problems_traces_and_tokens():

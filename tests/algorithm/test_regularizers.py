@@ -76,7 +76,7 @@ def expected_update(entropy_bonus=0.0, **kl_changes):
         batch,
         make_loss(config),
         Totals(),
-        Regularizers.of(config),
+        Regularizers.from_algorithm(config),
         reference if kl_changes else None,
     )
     loss.backward()
@@ -143,7 +143,7 @@ def test_the_entropy_bonus_is_the_entropy_at_the_states_that_were_sampled():
 
 def test_off_they_change_nothing():
     assert not expected_update().any()
-    assert not Regularizers.of(AlgorithmConfig()).active
+    assert not Regularizers.from_algorithm(AlgorithmConfig()).active
 
 
 def test_the_kl_estimators_agree_with_the_divergence_on_average():
@@ -166,7 +166,13 @@ def test_tokens_without_a_sampler_logprob_have_no_penalty_either():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     entropy = torch.tensor([1.0, 1.5], requires_grad=True)
     weighted_loss(
-        logprobs, entropy, batch, make_loss(config), Totals(), Regularizers.of(config), torch.tensor([-3.0, -3.0])
+        logprobs,
+        entropy,
+        batch,
+        make_loss(config),
+        Totals(),
+        Regularizers.from_algorithm(config),
+        torch.tensor([-3.0, -3.0]),
     ).backward()
     assert logprobs.grad.tolist() == [0.0, 1.0]
     assert entropy.grad.tolist() == [0.0, -1.0]

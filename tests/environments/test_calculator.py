@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.distributed.runtime import Runtime, start_runtime
 from spiral_mega.environments.calculator import calculate, reply
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
@@ -116,9 +117,9 @@ def sample(folder: Path, runtime: Runtime, environment: str | None) -> list[Epis
     engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
     engine.load_weights(pretrained_weights(str(folder)))
     with VerifierPool(10.0, 1, ("exact",)) as verifier:
-        prompter = Prompter(config.prompts, tokenizer)
-        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
-        return pipeline.run([task(each) for each in sums(8)], aggregates=False)
+        prompter, plan = Prompter(config.prompts, tokenizer), SamplingPlan(config.algorithm.search_traces)
+        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan)
+        return pipeline.run([task(each) for each in sums(8)])
 
 
 def searches(episodes: list[Episode]) -> list[Trace]:

@@ -22,7 +22,7 @@ def by_hand(run_seed, problems=PROBLEMS, repeats=REPEATS):
     for i in range(problems):
         for repeat in range(repeats):
             task = Task(problem(f"p{i}"), -1, (run_seed, "eval", f"p{i}", repeat))
-            episode = pipeline.episode(0, task, aggregates=True)
+            episode = pipeline.episode(0, task)
             search += [trace.reward for trace in episode.search]
             answers += [trace.reward for group in episode.aggregation for trace in group]
             passed.append(any(trace.reward >= 1 for trace in episode.search))
@@ -38,8 +38,7 @@ class FixedPipeline:
 
     algorithm = AlgorithmConfig(search_traces=4)
 
-    def run(self, tasks, *, aggregates):
-        assert aggregates
+    def run(self, tasks):
         rewards = [[1, 0.5, 0, 0], [0.9, 0.9, 0, 0]]
         return [self.episode(i, task, rewards[i % 2]) for i, task in enumerate(tasks)]
 

@@ -34,7 +34,7 @@ def sample(parts, plan):
     prompter = Prompter(config.prompts, tokenizer)
     pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan)
     tasks = [Task(each, -1, (3, "eval", each.id)) for each in PROBLEMS]
-    return pipeline.run(tasks, aggregates=True)
+    return pipeline.run(tasks)
 
 
 def test_a_budget_read_off_the_longest_response_is_what_sampling_with_it_gives(parts):

@@ -52,7 +52,7 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
         pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
         before = measure_accuracy(pipeline, problems[:3], 2, run_seed=7)
         tasks = [Task(each, 5, (7, 5, each.id, 0)) for each in problems]
-        mine = pipeline.run(tasks, aggregates=True)
+        mine = pipeline.run(tasks)
         after = measure_accuracy(pipeline, problems[:3], 2, run_seed=7)
     return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
 
@@ -70,7 +70,7 @@ def interruption(runtime: Runtime, stopped: int, after: int, tasks: int, steps: 
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config, interrupted=interrupted)
         try:
-            pipeline.run([task(problem(f"p{i}")) for i in range(tasks)], aggregates=True)
+            pipeline.run([task(problem(f"p{i}")) for i in range(tasks)])
             raised = False
         except Interrupted:
             raised = True
@@ -111,7 +111,7 @@ def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[
     config = settings(rollout={"engine.exchange_steps": steps, "sampling.max_context_tokens": 128})
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config)
-        mine = pipeline.run(UNEVEN, aggregates=True)
+        mine = pipeline.run(UNEVEN)
     return {"asked": {request.key: len(request.prompt_ids) for request in engine.requests}, "episodes": mine}
 
 
@@ -156,17 +156,20 @@ def late_tasks(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
         pipeline = pipeline_of(
             engine, verifier, settings(rollout={"engine.exchange_steps": 2, "sampling.max_context_tokens": 128})
         )
-        mine = pipeline.stream(source, aggregates=True)
+        mine = pipeline.stream(source)
     return {"episodes": mine, "reported": source.reported, "events": engine.events, "left": engine.has_unfinished()}
 
 
+GRPO = AlgorithmConfig(objective="grpo", search_traces=2)
+CREDIT = make_objective(GRPO).assign_credit
+
+
 def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:
-    """A collector over a scripted pipeline, with GRPO's credit."""
-    algorithm = AlgorithmConfig(objective="grpo", search_traces=2)
-    pipeline: Any = ScriptedPipeline(share, algorithm, make_replica(runtime, 1))
+    """A collector over a scripted pipeline."""
+    pipeline: Any = ScriptedPipeline(share, GRPO, make_replica(runtime, 1))
     problems = [problem(f"p{i}") for i in range(num_problems)]
     sampler = ProblemSampler(num_problems, seed=3)
-    return BatchCollector(problems, sampler, pipeline, make_objective(algorithm), BatchConfig(**batch), run_seed=11)
+    return BatchCollector(problems, sampler, pipeline, BatchConfig(**batch), run_seed=11)
 
 
 def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int) -> list[dict]:
@@ -176,7 +179,7 @@ def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, 
     results = []
     for step in range(steps):
         pipeline.calls.clear()
-        collected = collector.collect(step)
+        collected = collector.collect(step, CREDIT)
         (call,) = pipeline.calls
         results.append(
             {

@@ -128,7 +128,7 @@ class ScriptedPipeline:
     """Episodes whose rewards are drawn by the task's seed parts: all equal with probability 1 - `effective_share`.
 
     `calls` are this rank's tasks of each `run` or `stream`, `in_progress` how many were at each moment of the last
-    stream. In which order those of a stream end depends on the number of ranks.
+    stream. In which order those of a stream end depends on the number of ranks. Without aggregation for `grpo`.
     """
 
     def __init__(self, effective_share: float, algorithm: Any, replica: Replica | None = None) -> None:
@@ -136,12 +136,12 @@ class ScriptedPipeline:
         self.replica = replica or Replica()
         self.calls: list[list[Task]] = []
 
-    def run(self, tasks: list[Task], *, aggregates: bool) -> list[Episode]:
+    def run(self, tasks: list[Task]) -> list[Episode]:
         mine = range(self.replica.index, len(tasks), self.replica.count)
         self.calls.append([tasks[i] for i in mine])
-        return [self.episode(i, tasks[i], aggregates) for i in mine]
+        return [self.episode(i, tasks[i]) for i in mine]
 
-    def stream(self, source: TaskSource, *, aggregates: bool) -> list[Episode]:
+    def stream(self, source: TaskSource) -> list[Episode]:
         count = self.replica.count
         waiting: dict[int, Task] = {}
         whole: dict[int, Episode] = {}
@@ -154,7 +154,7 @@ class ScriptedPipeline:
             started += len(new)
             self.in_progress.append(len(waiting))
             ended = {i for i in waiting if derive_seed(i, started, count) % 3 == 0} or {max(waiting)}
-            mine = {i: self.episode(i, waiting[i], aggregates) for i in ended if i % count == self.replica.index}
+            mine = {i: self.episode(i, waiting[i]) for i in ended if i % count == self.replica.index}
             whole |= mine
             waiting = {i: each for i, each in waiting.items() if i not in ended}
             flags = gather_objects({i: source.finalize(episode) for i, episode in mine.items()})
@@ -164,11 +164,11 @@ class ScriptedPipeline:
     def effective(self, seed_parts: tuple[int | str, ...]) -> bool:
         return derive_seed(*seed_parts, "effective") / 2**62 < self.effective_share
 
-    def episode(self, index: int, each: Task, aggregates: bool) -> Episode:
+    def episode(self, index: int, each: Task) -> Episode:
         rng = random.Random(derive_seed(*each.seed_parts))
         first = [1.0, 0.0] if self.effective(each.seed_parts) else [1.0, 1.0]
         search = [scripted_trace(SEARCH, i, reward, rng) for i, reward in enumerate(first)]
-        if not aggregates:
+        if self.algorithm.objective == "grpo":
             return Episode(each.problem, each.step, search, index=index)
         sets = [(0,), (1,)]
         groups = [[scripted_trace(AGGREGATION, i, float(rng.random() < 0.4), rng, l) for i in (0, 1)] for l in (0, 1)]

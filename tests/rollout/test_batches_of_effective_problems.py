@@ -8,7 +8,7 @@ from spiral_mega.config import AlgorithmConfig
 from spiral_mega.data.sampler import ProblemSampler
 from spiral_mega.rollout.pipeline import Interrupted
 from tests.rollout.launches import CASES, STEPS, of_ranks
-from tests.rollout.rank_jobs import collect, collector_of
+from tests.rollout.rank_jobs import CREDIT, collect, collector_of
 from tests.rollout.scripted import ScriptedPipeline
 
 IN_ORDER = [name for name, (_, _, batch) in CASES.items() if batch.get("keep") != "fastest"]
@@ -149,11 +149,11 @@ def test_a_rank_without_a_problem_takes_part_all_the_same(by_world):
 
 def test_an_interrupted_step_is_sampled_again_the_same_from_the_state_before_it(runtime):
     arguments = CASES["half_effective"]
-    expected = collector_of(runtime, *arguments).collect(0)
+    expected = collector_of(runtime, *arguments).collect(0, CREDIT)
     collector = collector_of(runtime, *arguments)
     plain_stream = collector.pipeline.stream
 
-    def interrupted(source, *, aggregates):
+    def interrupted(source):
         source.next({})
         source.next({0: False, 1: False})
         raise Interrupted
@@ -161,8 +161,8 @@ def test_an_interrupted_step_is_sampled_again_the_same_from_the_state_before_it(
     before = collector.sampler.state_dict()
     collector.pipeline.stream = interrupted
     with pytest.raises(Interrupted):
-        collector.collect(0)
+        collector.collect(0, CREDIT)
     assert collector.sampler.drawn > before["drawn"]
     collector.pipeline.stream = plain_stream
     collector.sampler.load_state_dict(before)
-    assert collector.collect(0) == expected
+    assert collector.collect(0, CREDIT) == expected

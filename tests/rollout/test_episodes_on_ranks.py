@@ -99,7 +99,7 @@ def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_by_th
     owned = [sum(tokens[key] for key in sets[0] + sets[1] if key.episode % 2 == rank) for rank in (0, 1)]
     assert abs(read[0] - read[1]) < abs(owned[0] - owned[1]) / 2
     config = settings(rollout={"sampling.max_context_tokens": 128})
-    alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN, aggregates=True)
+    alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN)
     assert sorted(ranks[0]["episodes"] + ranks[1]["episodes"], key=lambda each: each.index) == alone
     assert [each.index for each in ranks[0]["episodes"]] == [0, 2, 4]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
+from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.weighting import component_totals, make_weighting
 from spiral_mega.rewards import Verdict, VerifierPool
 from spiral_mega.rollout.batch import Batch
@@ -46,8 +47,8 @@ class RecordingVerifier:
         return self.verifier.submit(response, answer, verifier)
 
 
-def run(engine, verifier, config=None, tasks=TASKS, aggregates=True):
-    return pipeline_of(engine, verifier, config or settings()).run(tasks, aggregates=aggregates)
+def run(engine, verifier, config=None, tasks=TASKS, **more):
+    return pipeline_of(engine, verifier, config or settings(), **more).run(tasks)
 
 
 @pytest.mark.parametrize("pick", [first_come, last_come, shuffled(1), shuffled(2)])
@@ -254,7 +255,7 @@ def test_a_trace_records_how_its_verification_failed():
 
 def test_without_aggregation_there_are_searches_and_nothing_else(verifier):
     engine = ScriptedEngine(first_come)
-    episodes = run(engine, verifier, aggregates=False)
+    episodes = run(engine, verifier, plan=SamplingPlan(settings().algorithm.search_traces))
     assert [request.key for request in engine.requests] == [RequestKey(i, SEARCH) for i in range(3)]
     assert all((episode.sets, episode.aggregation) == ([], []) for episode in episodes)
     whole = run(ScriptedEngine(first_come), verifier)

@@ -21,7 +21,7 @@ TWO_LEVELS = SamplingPlan(4, 2, (Level(3, 2, "uniform"), Level(2, 3, "ordered"))
 def run(plan, verifier):
     engine = ScriptedEngine(first_come)
     pipeline = pipeline_of(engine, verifier, settings(), plan=plan)
-    return engine, pipeline.run(TASKS, aggregates=True)
+    return engine, pipeline.run(TASKS)
 
 
 def test_sets_that_are_for_credit_alone_are_shown_to_no_one(verifier):
@@ -45,11 +45,11 @@ def test_a_record_of_sets_for_credit_alone_is_replayed(verifier, runtime, tmp_pa
     batch = Batch(episodes, episodes, [0, 1], 2, 2, 0)
 
     class Collected:
-        def collect(self, step):
+        def collect(self, step, assign_credit):
             return batch
 
-    Recorder(Collected(), str(tmp_path), runtime).collect(0)
-    replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
+    Recorder(Collected(), str(tmp_path), runtime).collect(0, objective.assign_credit)
+    replayed = Replayer(str(tmp_path), range(1), runtime).collect(0, objective.assign_credit)
     for got, made in zip(replayed.sampled, batch.sampled, strict=True):
         assert (got.sets, got.aggregation) == (made.sets, [])
         assert [t.advantage for t in got.search] == [t.advantage for t in made.search]

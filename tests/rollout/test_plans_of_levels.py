@@ -31,7 +31,7 @@ PLAN = SamplingPlan(
 
 
 def run(engine, verifier, plan=PLAN, **sections):
-    return pipeline_of(engine, verifier, settings(**sections), plan=plan).run(TASKS, aggregates=True)
+    return pipeline_of(engine, verifier, settings(**sections), plan=plan).run(TASKS)
 
 
 @pytest.mark.parametrize("pick", [first_come, last_come, shuffled(1)])

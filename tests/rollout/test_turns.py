@@ -41,7 +41,7 @@ def run(verifier, environment, pick=first_come, **sampling):
     sizes |= {f"sampling.{name}": value for name, value in sampling.items()}
     config = settings(rollout=sizes, policy={"microbatch_tokens": 400})
     engine = ScriptedEngine(pick)
-    return engine, pipeline_of(engine, verifier, config).run(TASKS, aggregates=True)
+    return engine, pipeline_of(engine, verifier, config).run(TASKS)
 
 
 def turns_of(trace):
@@ -128,12 +128,12 @@ def test_a_record_of_several_turns_is_replayed(verifier, runtime, tmp_path):
     _, episodes = run(verifier, "counts_turns")
 
     class Collected:
-        def collect(self, step):
+        def collect(self, step, assign_credit):
             return Batch(episodes, episodes, [0, 1, 2], 3, 3, 0)
 
-    Recorder(Collected(), str(tmp_path), runtime).collect(0)
-    objective = make_objective(settings().algorithm)
-    replayed = Replayer(str(tmp_path), range(1), objective, runtime).collect(0)
+    assign_credit = make_objective(settings().algorithm).assign_credit
+    Recorder(Collected(), str(tmp_path), runtime).collect(0, assign_credit)
+    replayed = Replayer(str(tmp_path), range(1), runtime).collect(0, assign_credit)
     for got, made in zip(replayed.sampled, episodes, strict=True):
         for a, b in zip(got.traces(), made.traces(), strict=True):
             assert (a.response_ids, a.observation_spans, a.answer_text) == (
@@ -158,7 +158,7 @@ def test_an_environment_that_never_ends_is_bounded_by_turns_and_by_tokens(verifi
 def test_a_silent_environment_changes_nothing(verifier):
     without = pipeline_of(ScriptedEngine(first_come), verifier, settings(rollout={"sampling.max_response_tokens": 40,
                           "sampling.max_context_tokens": 400}, policy={"microbatch_tokens": 400}))  # fmt: skip
-    assert run(verifier, "silent")[1] == without.run(TASKS, aggregates=True)
+    assert run(verifier, "silent")[1] == without.run(TASKS)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class FsdpPolicy(FsdpModel):
     def __init__(self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = DEFAULT_ADAPTER) -> None:
         super().__init__(config, runtime, shared, adapter)
         self.replica = runtime.rank
-        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.of(config.algorithm)
+        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.from_algorithm(config.algorithm)
         self.reference: ReferenceModel | None = build_reference(self.model, config, runtime)
         self.optimizer = make_optimizer(self.parameters(), config.optimizer)
         if config.optimizer.offload:

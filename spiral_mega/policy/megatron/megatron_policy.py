@@ -79,7 +79,7 @@ class MegatronPolicy:
         self.megatron_config.finalize_model_grads_func = _finalize_gradients
         self.loss_fn, self.regularizers = (
             make_loss(config.algorithm),
-            Regularizers.of(config.algorithm),
+            Regularizers.from_algorithm(config.algorithm),
         )
         self.reference = self._make_reference(runtime)
         self.microbatch_tokens = config.policy.microbatch_tokens
