@@ -2,11 +2,10 @@
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 -m benchmarks.weight_sync --lora 32
 
-A random model of SmolLM2-135M's shape, sharded by FSDP2. The engine's own loading is left out: what is timed is the
-policy's part, to the moment at which every whole tensor was in hand. Also timed: the same with a reader that copies each
-tensor into memory of its own, as an engine does. Memory is that of the first sync with such a reader: the peak over
-what was resident before, and what stays.
-"""
+A random model of SmolLM2-135M's shape, sharded by FSDP2. The engine's own loading is left out: what
+is timed is the policy's part, to the moment at which every whole tensor was in hand. Also timed:
+the same with a reader that copies each tensor into memory of its own, as an engine does. Memory is
+that of the first sync with such a reader: the peak over what was resident before, and what stays."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Lower bound on a step's makespan for any schedule, given the engine model and every length.
 
-Notation: T the makespan, G engines, a the fixed time per step, w(u) = sequence + kv * context the time that one token
-adds to its step. Let S be the number of steps of all engines together and W the time of all tokens and of every distinct
-prefill. Engines work at most G T in all, so a S + W <= G T. It remains to bound S from below, in three ways:
+Notation: T the makespan, G engines, a the fixed time per step, w(u) = sequence + kv * context the
+time that one token adds to its step. Let S be the number of steps of all engines together and W the
+time of all tokens and of every distinct prefill. Engines work at most G T in all, so a S + W <= G
+T. It remains to bound S from below, in three ways:
 
 - batch: a step decodes at most `max_sequences` tokens.
 - cache: a step holds at most `capacity` tokens of context; a part of a prompt counts for each token written after it
@@ -13,9 +14,9 @@ prefill. Engines work at most G T in all, so a S + W <= G T. It remains to bound
   and the answers D = T - tau. A search trace's charge is shared equally by the sets that hold it; each set takes its
   best tau (the charge is convex in tau). This is the cost of decoding long traces in fast steps.
 
-The bound is the smallest T that satisfies all three. It does not depend on any choice of a schedule (assignment, order,
-waiting, moving traces between engines). The critical path is the smallest T that leaves every set a feasible tau.
-"""
+The bound is the smallest T that satisfies all three. It does not depend on any choice of a schedule
+(assignment, order, waiting, moving traces between engines). The critical path is the smallest T
+that leaves every set a feasible tau."""
 
 from __future__ import annotations
 
