@@ -114,7 +114,7 @@ def test_a_full_disk_ends_the_run_and_spares_the_older_checkpoint(tmp_path: Path
         run = TrainingRun(disk).finish(status=1)
         assert "could not be written" in run.output()
         assert "No space left on device" in run.output()
-        assert "older checkpoints stand" in run.output()
+        assert "older checkpoints are intact" in run.output()
         subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
         again = TrainingRun(disk).finish()
         assert "resumed from step 2" in again.output()
