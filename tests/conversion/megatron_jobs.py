@@ -54,7 +54,7 @@ def save(
 def load_converted(
     runtime: Runtime, argument: tuple[dict[str, tuple[Path, Layout, Path]], dict[str, tuple[Path, Layout, Path]]]
 ) -> dict[str, Tensors]:
-    """The weights that megatron-core's loader brings into models of other weights, and a load of the trainer's form
+    """The weights that megatron-core's loader brings into models of other weights, and a load of the trainer's format
     into policies of other weights."""
     models, policies = argument
     results = {}

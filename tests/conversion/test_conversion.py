@@ -122,7 +122,7 @@ def test_fsdp_loads_a_converted_checkpoint_on_two_ranks(trained: Trained, case: 
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_experts_that_two_ranks_saved_come_apart_with_the_same_bits(trained: Trained, tmp_path: Path) -> None:
+def test_experts_that_two_ranks_saved_are_split_with_the_same_bits(trained: Trained, tmp_path: Path) -> None:
     """Each rank held half of every layer's experts in two tensors."""
     convert(trained.checkpoint("experts"), tmp_path / "model", "hf", verify=True)
     found, expected = load_file(tmp_path / "model" / "model.safetensors"), trained.weights["experts"]
@@ -168,10 +168,10 @@ def test_verification_finds_gate_and_up_in_each_others_place(tmp_path: Path, mon
 
 
 def test_experts_of_another_size_are_refused_by_name(trained: Trained, tmp_path: Path) -> None:
-    for change, told in (({"num_experts": 3}, r"\(4, 96, 64\), by the config \(3, 96, 64\)"),
+    for change, message in (({"num_experts": 3}, r"\(4, 96, 64\), by the config \(3, 96, 64\)"),
                          ({"moe_intermediate_size": 40}, r"\(4, 96, 64\), by the config \(4, 80, 64\)")):  # fmt: skip
         base = save_tiny_model(tmp_path / "other" / next(iter(change)), "qwen3_moe", tied=False, **change)
-        with pytest.raises(UserError, match=f"experts.gate_up_proj in .* is {told}"):
+        with pytest.raises(UserError, match=f"experts.gate_up_proj in .* is {message}"):
             convert(trained.checkpoint("experts"), tmp_path / "model", "hf", base=str(base))
     assert not (tmp_path / "model").exists()
 
@@ -266,10 +266,10 @@ FAULTS = {
 @pytest.mark.parametrize("to", ["hf", "dcp"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_tensors_that_are_not_the_models_are_refused_by_name(tmp_path: Path, fault: str, to: str) -> None:
-    change, told = FAULTS[fault]
+    change, message = FAULTS[fault]
     origin = save_tiny_model(tmp_path / "origin")
     edit(origin, change)
-    with pytest.raises(UserError, match=told.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")):
         convert(origin, tmp_path / "target", to)
     assert [path.name for path in tmp_path.iterdir()] == ["origin"]
 
@@ -305,7 +305,7 @@ app(["convert", *sys.argv[1:]])
 
 
 @pytest.mark.parametrize("to", ["hf", "dcp"])
-def test_a_target_that_cannot_be_written_whole_is_told_of_and_removed(tmp_path: Path, to: str) -> None:
+def test_a_target_that_cannot_be_written_whole_is_reported_and_removed(tmp_path: Path, to: str) -> None:
     origin = save_tiny_model(tmp_path / "origin")
     command = [sys.executable, "-c", LIMITED, str(origin), str(tmp_path / "target"), "--to", to]
     ended = subprocess.run(command, capture_output=True, text=True)
@@ -314,14 +314,14 @@ def test_a_target_that_cannot_be_written_whole_is_told_of_and_removed(tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["origin"]
 
 
-def test_forms_that_do_not_follow_and_targets_that_exist_are_refused(trained: Trained, tmp_path: Path) -> None:
-    for origin, target, to, told in (
+def test_formats_that_cannot_follow_and_targets_that_exist_are_refused(trained: Trained, tmp_path: Path) -> None:
+    for origin, target, to, message in (
         (trained.base("tied"), "x", "peft", "holds whole weights"),
         (trained.checkpoint("lora"), "x", "dcp", "is an adapter"),
         (tmp_path, "x", "hf", "neither a model"),
         (trained.base("tied"), "", "hf", "exists already"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             convert(origin, tmp_path / target, to)
 
 
@@ -365,9 +365,9 @@ def test_memory_is_bounded_by_a_block_and_not_by_the_model(tmp_path: Path) -> No
     layer = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288}
     config = LlamaConfig(vocab_size=151936, hidden_size=4096, num_hidden_layers=2, tie_word_embeddings=False, **layer)
     config.save_pretrained(tmp_path / "origin")
-    forms = {n: TensorSpec(p.shape, torch.bfloat16) for n, p in meta_model(str(tmp_path / "origin")).named_parameters()}
-    assert sum(form.nbytes for form in forms.values()) > 3e9
-    ShardedWriter(tmp_path / "origin", forms, 10**9)  # makes the files, in which nothing is written
+    specs = {n: TensorSpec(p.shape, torch.bfloat16) for n, p in meta_model(str(tmp_path / "origin")).named_parameters()}
+    assert sum(spec.nbytes for spec in specs.values()) > 3e9
+    ShardedWriter(tmp_path / "origin", specs, 10**9)  # makes the files, in which nothing is written
     for origin, target, to in (("origin", "dcp", "dcp"), ("dcp", "back", "hf")):
         command = [sys.executable, "-c", MEASURE, str(tmp_path / origin), str(tmp_path / target), "--to", to]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

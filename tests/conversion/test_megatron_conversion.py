@@ -51,8 +51,8 @@ class Lab:
             convert(self.base(name), folder / f"{name} torch_dist", "torch_dist")
             convert(self.base(name), folder / f"{name} dcp", "dcp-megatron")
         loads, restored = (
-            {name: (self.other(of(name)), layout, folder / f"{of(name)} {form}") for name, layout in cases.items()}
-            for cases, form in ((LOADED, "torch_dist"), (RESTORED, "dcp"))
+            {name: (self.other(of(name)), layout, folder / f"{of(name)} {format_}") for name, layout in cases.items()}
+            for cases, format_ in ((LOADED, "torch_dist"), (RESTORED, "dcp"))
         )
         self.loaded = run_ranks(2, "tests.conversion.megatron_jobs:load_converted", (loads, restored))
 
@@ -92,7 +92,7 @@ def assert_same_bits(found: Tensors, expected: Tensors) -> None:
 def test_what_megatron_core_saved_becomes_the_model_it_was_made_of(lab: Lab, name: str, tmp_path: Path) -> None:
     done = convert(lab.saved(name), tmp_path / "model", "hf", base=str(lab.base(name)), verify=True)
     assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "model", lab.base(name))))
-    # Megatron's vocabulary is padded where two ranks share it, and that is told.
+    # Megatron's vocabulary is padded where two ranks share it, which is reported.
     assert ("embedding.word_embeddings.weight: 1 rows" in done[0]) == (SAVED[name] == TP2)
     assert (tmp_path / "model" / "tokenizer.json").exists()
 
@@ -107,10 +107,10 @@ def test_megatron_core_and_the_trainer_load_what_was_converted(lab: Lab, name: s
 
 @pytest.mark.parametrize("name", MODELS)
 def test_there_and_back_gives_the_same_tensors_to_the_bit(lab: Lab, name: str, tmp_path: Path) -> None:
-    for form in ("torch_dist", "dcp"):
-        origin = lab.folder / f"{name} {form}"
-        convert(origin, tmp_path / form, "hf", base=str(lab.base(name)))
-        assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / form, lab.base(name))))
+    for format_ in ("torch_dist", "dcp"):
+        origin = lab.folder / f"{name} {format_}"
+        convert(origin, tmp_path / format_, "hf", base=str(lab.base(name)))
+        assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / format_, lab.base(name))))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, lora) in TRAINED.items() if lora is None])
@@ -149,14 +149,14 @@ def test_a_checkpoint_of_another_model_is_refused_by_key(lab: Lab, tmp_path: Pat
     (smaller / "config.json").write_text(json.dumps(settings | {"vocab_size": 103}))
     untied = save_tiny_model(tmp_path / "untied", tied=False, **HEADS)
     other = save_tiny_model(tmp_path / "other", "llama", tied=True, **HEADS)
-    for base, told in (
+    for base, message in (
         (deeper, r"linear_qkv.layer_norm_weight is \(2, 64\), by the config \(3, 64\)"),
         (wider, r"decoder.layers.mlp.linear_fc1.weight is \(2, 192, 64\), by the config \(2, 256, 64\)"),
         (smaller, r"embedding.word_embeddings.weight is \(102, 64\), by the config \(103, 64\)"),
         (untied, "it has no output_layer.weight"),
         (other, "it has decoder.layers.self_attention.k_layernorm.weight, .* which the model does not know"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             convert(lab.saved("qwen3"), tmp_path / "target", "hf", base=str(base))
     with pytest.raises(UserError, match="does not name the model"):
         convert(lab.saved("qwen3"), tmp_path / "target", "hf")

@@ -102,7 +102,7 @@ KL: dict[str, tuple[dict[str, Any], KlCase]] = {
         KlCase({"coefficient": 0.3, "estimator": "k1", "apply": "reward"}, lora=EVERYWHERE, other=True),
     ),
 }
-# Checkpoints written in the first layout, on 2 ranks, which each of the others goes on from: ranks, policy.megatron.
+# Checkpoints written in the first layout, on 2 ranks, from which each of the others resumes: ranks, policy.megatron.
 RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "TP2+SP": (
         "qwen3 tied",
@@ -178,8 +178,8 @@ class Lab:
 
     def poisoned(self, model: str) -> list[list[TrainingSequence]]:
         """Three batches; one sequence of the second has no finite gradient."""
-        first, (spoilt, *others), last = self.batches(model)
-        return [first, [*others, replace(spoilt, advantage=float("inf"))], last]
+        first, (broken, *others), last = self.batches(model)
+        return [first, [*others, replace(broken, advantage=float("inf"))], last]
 
     def adapters(self, name: str) -> dict[str, Tensor]:
         """Small enough that float32 knows the gradient's norm to 1e-6."""

@@ -1,4 +1,4 @@
-"""What the ranks do for test_engines: an engine beside a policy on megatron-core, in one process a rank."""
+"""What the ranks do for test_engines: an engine next to a policy on megatron-core, in one process a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_models import END_ID  # noqa: E402
 
 
 def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], Any, Path]) -> dict[str, Any]:
-    """Gaps of the canary before and after updates, and the engine's log-probs beside transformers' of the export."""
+    """Gaps of the canary before and after updates, and the engine's log-probs against transformers' of the export."""
     folder, layout, rollout, lora, export = argument
     config = make_config(
         folder,
@@ -47,7 +47,7 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
         mine = _sequences(seed) if runtime.is_main else []
         policy.update(distribute(mine, 128, policy.replica))
         try:
-            sync.engine = _Deaf(engine)
+            sync.engine = _StaleEngine(engine)
             sync()
         except SyncError as error:
             results["stale"] = str(error)
@@ -65,8 +65,8 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
     return results
 
 
-class _Deaf:
-    """An engine to which no weights come through."""
+class _StaleEngine:
+    """An engine that never receives weights."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""A resumed run goes on bit for bit in its own layout, and with the same numbers in any other."""
+"""A resumed run continues bit for bit in its own layout, and with the same numbers in any other."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.megatron
 
 
 @pytest.mark.parametrize("name", RESUMES | LORA_RESUMES)
-def test_a_resumed_run_goes_on_bit_for_bit(lab: Lab, name: str) -> None:
+def test_a_resumed_run_continues_bit_for_bit(lab: Lab, name: str) -> None:
     for rank in lab.results[2]:
         found = rank[f"interrupted: {name}"]
         for ours, theirs in zip(found["resumed"], found["whole"][1:], strict=True):
@@ -19,7 +19,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), OTHERS)
-def test_another_layout_goes_on_with_the_same_numbers(lab: Lab, name: str, other: int) -> None:
+def test_another_layout_resumes_with_the_same_numbers(lab: Lab, name: str, other: int) -> None:
     whole = lab.results[2][0][f"interrupted: {name}"]["whole"]
     ranks, _ = (RESUMES | LORA_RESUMES)[name][1][1 + other]
     for rank in lab.results[ranks]:

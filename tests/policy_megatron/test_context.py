@@ -1,4 +1,4 @@
-"""Rows are dealt out to context-parallel ranks in equal numbers and at equal cost, each to one rank."""
+"""Rows are partitioned among context-parallel ranks in equal numbers and at equal cost, each to one rank."""
 
 import random
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.megatron
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.integers(1, 5))
 def test_every_row_has_one_rank_and_every_rank_as_many(costs: list[float], ranks: int) -> None:
     cost = np.repeat(costs, ranks)
-    dealt = partition_rows(cost, ranks)
-    assert sorted(np.concatenate(dealt).tolist()) == list(range(len(cost)))
-    for rows in dealt:
+    rows_by_rank = partition_rows(cost, ranks)
+    assert sorted(np.concatenate(rows_by_rank).tolist()) == list(range(len(cost)))
+    for rows in rows_by_rank:
         assert len(rows) == len(costs)
         assert all(np.diff(rows) > 0)
-    assert [rows.tolist() for rows in partition_rows(cost, ranks)] == [rows.tolist() for rows in dealt]
+    assert [rows.tolist() for rows in partition_rows(cost, ranks)] == [rows.tolist() for rows in rows_by_rank]
 
 
 def spiral_problem(length: int) -> list[TrainingSequence]:
@@ -53,11 +53,11 @@ def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
     rows = len(batch.layout.depth) // ranks * ranks
     head = np.bincount(batch.logit_indices.numpy(), minlength=rows)[:rows]
     attention = batch.layout.depth[:rows] + 1  # a row sees its path
-    weight = attention.sum() / head.sum()  # as dear as all of the attention
+    weight = attention.sum() / head.sum()  # as expensive as all of the attention
     for cost in (attention, attention + weight * head):
         loads = [cost[mine].sum() for mine in partition_rows(cost, ranks)]
         assert max(loads) < 1.02 * sum(loads) / ranks
-    if shape == "one sequence":  # what dealing out is for
+    if shape == "one sequence":  # what the partition is for
         in_a_row = [part.sum() for part in np.split(attention, ranks)]
         assert max(in_a_row) > 1.4 * sum(in_a_row) / ranks
 

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_told(name: str, tmp_path: Path) -> None:
+def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_reported(name: str, tmp_path: Path) -> None:
     family, tied, layout, rollout, lora = CASES[name]
     model = save_tiny_model(tmp_path / "model", family, tied=tied, **HEADS)
     arguments = (model, layout, rollout, lora, tmp_path / "export")

@@ -26,7 +26,7 @@ def config_for(folder: Path, **layout: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sections", "told"),
+    ("sections", "message"),
     [
         ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
         ({"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}}, "virtual_stages is 2"),
@@ -34,14 +34,14 @@ def config_for(folder: Path, **layout: Any) -> Any:
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections: Any, told: str) -> None:
-    found = [text for text in find_contradictions(make_config(Path("unused"), **sections)) if told in text]
+def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections: Any, message: str) -> None:
+    found = [text for text in find_contradictions(make_config(Path("unused"), **sections)) if message in text]
     assert len(found) == 1
     assert ":" in found[0]  # and then the remedy
 
 
 @pytest.mark.parametrize(
-    ("family", "model", "layout", "ranks", "told"),
+    ("family", "model", "layout", "ranks", "message"),
     [
         ("qwen3", {}, {"spec": "te"}, 1, "transformer_engine is not installed"),
         ("qwen3", {}, {"tensor_parallel": 2}, 3, "does not divide 3 ranks"),
@@ -68,28 +68,28 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_what_the_model_or_the_ranks_do_not_allow_is_told(
-    family: Any, model: dict[str, Any], layout: dict[str, Any], ranks: int, told: str, tmp_path: Path
+def test_what_the_model_or_the_ranks_do_not_allow_is_reported(
+    family: Any, model: dict[str, Any], layout: dict[str, Any], ranks: int, message: str, tmp_path: Path
 ) -> None:
     folder = save_tiny_model(tmp_path / "model", family, tied=False, **(HEADS | model))
     (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         check_policy(config_for(folder, **layout), ranks)
 
 
 @pytest.mark.parametrize(
-    ("family", "targets", "told"),
+    ("family", "targets", "message"),
     [("qwen3_moe", ["q_proj", "up_proj"], "names up_proj, but the model has experts"), ("llama", ["lm_head"], "alone")],
 )
-def test_adapters_that_cannot_be_are_told(family: Any, targets: list[str], told: str, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_are_reported(family: Any, targets: list[str], message: str, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "model", family, tied=False, **HEADS)
     policy = {"backend": "megatron", "megatron": {"pipeline_parallel": 2}}
     config = make_config(folder, policy=policy, model={"lora": {"targets": targets}})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         check_policy(config, 2)
 
 
-def test_a_family_without_a_table_is_told(tmp_path: Path) -> None:
+def test_a_family_without_a_table_is_reported(tmp_path: Path) -> None:
     AutoConfig.for_model("gemma2").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="'gemma2'"):
         check_policy(config_for(tmp_path), 1)

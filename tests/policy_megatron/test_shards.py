@@ -84,7 +84,7 @@ def test_a_flat_range_is_its_rectangles_each_number_once_and_in_its_place(
 
 
 def test_transformer_engines_names_are_those_that_megatron_core_says_are_the_same() -> None:
-    """Its local layers tell checkpoints under which names transformer-engine's have their norms."""
+    """Its local layers state under which names transformer-engine's store their norms in checkpoints."""
     same = get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map
     assert len(same) == 2
     for local, fused in same.items():

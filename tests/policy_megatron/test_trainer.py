@@ -44,7 +44,7 @@ def test_a_run_in_two_parts_is_bit_for_bit_the_run_in_one(whole: TrainingRun, tm
     assert not any(torch.equal(trained[name], start[name]) for name in trained)
 
 
-def test_a_run_one_of_whose_ranks_was_killed_goes_on_bit_for_bit(whole: TrainingRun, tmp_path: Path) -> None:
+def test_a_run_one_of_whose_ranks_was_killed_resumes_bit_for_bit(whole: TrainingRun, tmp_path: Path) -> None:
     run = TrainingRun(tmp_path / "run", "run.steps=3", config=CONFIG, module=MODULE)
     run.wait_for(lambda: (run.folder / "checkpoints" / "step_000002").exists())
     os.kill(run.rank_pids()[-1], signal.SIGKILL)

@@ -157,7 +157,7 @@ def interrupted(
 def resumed(
     runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
 ) -> list[dict[str, Any]]:
-    """Train on `batches` from the checkpoint after the first, with a policy that has been led astray before."""
+    """Train on `batches` from the checkpoint after the first, in a policy trained on something else before."""
     policy = MegatronPolicy(make_config(model, **sections), runtime)
     _train(policy, runtime, batches[:1])
     state = CheckpointManager(folder, keep_last=5).load(1, {"policy": policy.state_dict()})
