@@ -1,10 +1,14 @@
-"""A run's parts, built in order from cheap to expensive, so that what is wrong shows before weights are loaded."""
+"""Open a run: build its parts from cheap to expensive, so that mistakes show before weights are loaded.
+
+folder, logs, signals -> recipe, checks of models -> problems -> checkpoint to resume from
+    -> verifiers, telemetry -> policies -> engines, pipelines -> watchdog
+"""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from spiral_mega.algorithm.objectives import Objective, make_objective
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
@@ -30,7 +35,7 @@ from spiral_mega.process.stop_request import StopRequest, stop_when_launcher_die
 from spiral_mega.process.watchdog import watched
 from spiral_mega.prompts.prompter import Prompter
 from spiral_mega.rewards.verifier import make_verifier_pool
-from spiral_mega.rollout import build_engines
+from spiral_mega.rollout import Sampler, build_engines
 from spiral_mega.rollout.batch import BatchCollector
 from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.recording import Collector, Recorder, Replayer
@@ -47,7 +52,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Run:
-    """Everything that the loop uses. Built by `open_run`."""
+    """Everything that the training loop uses; built by `open_run`.
+
+    `policies` are trained, `frozen` only sample; both by the name of their model (see config/model_set.py).
+    `eval_pipeline` is None without held-out problems, and in a replay, which has no engine.
+    """
 
     config: Config
     runtime: Runtime
@@ -58,9 +67,9 @@ class Run:
     objective: Objective
     weighting: Weighting
     sync: Syncs
-    pipeline: Pipeline | None
     collector: Collector
-    policies: dict[str, Policy]  # what is trained, by model: see config/models.py
+    eval_pipeline: Pipeline | None
+    policies: dict[str, Policy]
     frozen: dict[str, FrozenPolicy]
     checkpoints: CheckpointManager
     resume_from: int | None
@@ -70,20 +79,20 @@ class Run:
 
     @property
     def models(self) -> dict[str, FrozenPolicy]:
-        """Every model that samples, by name."""
+        """Return every model that samples, by name."""
         return {**self.policies, **self.frozen}
 
     def evaluation_due(self, step: int) -> bool:
-        """Whether held-out problems are to be sampled after `step` steps, and were not already; collective.
+        """Return whether to sample the held-out problems after `step` steps; collective.
 
-        They are at the start, at the end, and every `eval.every` steps.
+        They are sampled at the start, at the end, and every `eval.every` steps, once each.
         """
         every, last = self.config.eval.every, self.config.run.steps
-        if not self.eval_problems or not (step in (0, last) or (every and step % every == 0)):
+        due = step in (0, last) or (every is not None and step % every == 0)
+        if not self.eval_problems or not due:
             return False
-        records = read_metrics(self.folder) if self.runtime.is_main else []
-        done = any(record["step"] == step and any(n.startswith("eval/") for n in record) for record in records)
-        return not any(gather_objects(done))
+        evaluated = self.runtime.is_main and _is_evaluated(self.folder, step)
+        return not any(gather_objects(evaluated))
 
     def save(self, step: int) -> None:
         """Start a checkpoint of the state after `step` steps."""
@@ -96,7 +105,7 @@ class Run:
             self.checkpoints.save(step, self._state(step), meta)
 
     def resume(self) -> int:
-        """Load the checkpoint to go on from, if there is one, and record what is run. The steps done so far."""
+        """Load the checkpoint to resume from, if any, and write config.yaml; return the steps completed so far."""
         step = self.resume_from or 0
         if self.resume_from is not None:
             state = self._state(0)
@@ -105,7 +114,8 @@ class Run:
                 del state[self._rng_key()]
             state = self.checkpoints.load(step, state)
             load_policies(self.policies, state)
-            if meta["data"] == fingerprint(self.train_problems):  # else others were accepted: see find_resumable
+            # Other problems, which find_resumable has accepted, are sampled from their first epoch.
+            if meta["data"] == fingerprint(self.train_problems):
                 self.sampler.load_state_dict(state["sampler"])
             if self._rng_key() in state:
                 _set_rng(state[self._rng_key()])
@@ -118,7 +128,7 @@ class Run:
         return step
 
     def set_status(self, state: Literal["running", "stopped", "finished"], step: int) -> None:
-        """Tell in status.json how the run stands after `step` steps. One that was killed still says "running"."""
+        """Write the state after `step` steps to status.json; a run that was killed stays at "running"."""
         if self.runtime.is_main:
             set_status(self.folder, state, step)
 
@@ -136,82 +146,47 @@ class Run:
 
 @contextmanager
 def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
-    """Build the parts of a run and close them again. Collective."""
+    """Build the parts of a run, and close them in reverse order. Collective.
+
+    Raises UserError for what the user can fix, before weights are loaded where possible.
+    """
     folder = Path(config.run.dir)
     with ExitStack() as stack:
-        stack.enter_context(locked_folder(folder, runtime))
-        stack.enter_context(record_failure(folder, runtime))
-        setup_logging(runtime.rank, folder)
-        stop = StopRequest()
-        stop_when_launcher_dies()
-        stack.callback(stop.restore)
+        stop = _open_folder(folder, runtime, stack)
         _set_seed(config.run.seed)
         objective = make_objective(config.algorithm, config.frozen)
         check_models(config)
         check_policy(config, runtime.world_size)
-        tokenizer = load_tokenizer(config.model)
-        prompter = Prompter(config.prompts, tokenizer)
-        train_problems = load_problems(config.data.train, prompter.search_prompt, config.data.max_prompt_tokens)
-        eval_problems = (
-            load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)
-            if config.data.eval
-            else []
-        )
-        _warn_of_overlap(train_problems, eval_problems)
-        checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
-        resume_from = find_resumable(checkpoints, config, fingerprint(train_problems), runtime.world_size)
-        if resume_from is None and runtime.is_main:
-            archive_previous(folder)
-        verifier = stack.enter_context(make_verifier_pool(config.rewards, [*train_problems, *eval_problems]))
-        telemetry = stack.enter_context(
-            Telemetry(
-                folder,
-                config.telemetry,
-                config.run.steps,
-                folder.name,
-                config.model_dump(mode="json"),
-                enabled=runtime.is_main,
-            )
-        )
+        data = _load_data(config)
+        checkpoints, resume_from = _find_checkpoint(folder, config, data, runtime)
+        verifier = stack.enter_context(make_verifier_pool(config.rewards, [*data.train_problems, *data.eval_problems]))
+        telemetry = stack.enter_context(_make_telemetry(folder, config, runtime))
         policies, frozen = build_policies(config, runtime)
-        sampler = ProblemSampler(len(train_problems), config.run.seed)
-        syncs: dict[str, WeightSync] = {}
-        pipeline: Pipeline | None = None
-        collector: Collector
+        sampler = ProblemSampler(len(data.train_problems), config.run.seed)
         if config.rollout.record.read is not None:
             steps = range(resume_from or 0, config.run.steps)
-            collector = Replayer(config.rollout.record.read, steps, runtime)
+            rollout = _Rollout(Syncs({}), Replayer(config.rollout.record.read, steps, runtime))
         else:
-            engine, engines = build_engines(config, stop_ids(config.model, tokenizer), runtime)
+            engine, sync = _build_engines(config, data, policies, frozen, runtime)
             stack.callback(engine.close)
-            canary = prompter.search_prompt(train_problems[0])
-            syncs = {
-                name: WeightSync(policy, engines[name], canary, config, runtime, frozen=name in frozen)
-                for name, policy in (policies | frozen).items()
-            }
             make_pipeline = partial(
-                Pipeline, engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop
+                Pipeline, engine, data.prompter, verifier, data.tokenizer, config.algorithm, config.rollout, stop
             )
-            training = make_pipeline(objective.plan)
-            if eval_problems:
-                pipeline = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
-            collector = BatchCollector(train_problems, sampler, training, config.batch, config.run.seed)
-            if config.rollout.record.write is not None:
-                collector = Recorder(collector, config.rollout.record.write, runtime)
+            rollout = _build_rollout(config, data, objective, sync, make_pipeline, sampler, runtime)
         stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))
         stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
         yield Run(
             config=config,
             runtime=runtime,
             folder=folder,
-            train_problems=train_problems,
-            eval_problems=eval_problems,
+            train_problems=data.train_problems,
+            eval_problems=data.eval_problems,
             sampler=sampler,
             objective=objective,
             weighting=make_weighting(config.algorithm, objective),
-            sync=Syncs(syncs),
-            pipeline=pipeline,
-            collector=collector,
+            sync=rollout.sync,
+            collector=rollout.collector,
+            eval_pipeline=rollout.eval_pipeline,
             policies=policies,
             frozen=frozen,
             checkpoints=checkpoints,
@@ -220,6 +195,106 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             timer=StageTimer(runtime.synchronize),
             stop=stop,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """The problems, and what turns them into prompts."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompter: Prompter
+    train_problems: list[Problem]
+    eval_problems: list[Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """Where batches come from, and how weights get there."""
+
+    sync: Syncs
+    collector: Collector
+    eval_pipeline: Pipeline | None = None
+
+
+def _open_folder(folder: Path, runtime: Runtime, stack: ExitStack) -> StopRequest:
+    """Lock the run's folder, record failures and logs in it, and handle signals from here on."""
+    stack.enter_context(locked_folder(folder, runtime))
+    stack.enter_context(record_failure(folder, runtime))
+    setup_logging(runtime.rank, folder)
+    stop = StopRequest()
+    stop_when_launcher_dies()
+    stack.callback(stop.restore)
+    return stop
+
+
+def _load_data(config: Config) -> _Data:
+    tokenizer = load_tokenizer(config.model)
+    prompter = Prompter(config.prompts, tokenizer)
+    limit = config.data.max_prompt_tokens
+    train_problems = load_problems(config.data.train, prompter.search_prompt, limit)
+    eval_problems = load_problems(config.data.eval, prompter.search_prompt, limit) if config.data.eval else []
+    _warn_of_overlap(train_problems, eval_problems)
+    return _Data(tokenizer, prompter, train_problems, eval_problems)
+
+
+def _find_checkpoint(
+    folder: Path, config: Config, data: _Data, runtime: Runtime
+) -> tuple[CheckpointManager, int | None]:
+    """Return the run's checkpoints and the step to resume from; without one, archive the records of earlier starts."""
+    checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
+    resume_from = find_resumable(checkpoints, config, fingerprint(data.train_problems), runtime.world_size)
+    if resume_from is None and runtime.is_main:
+        archive_previous(folder)
+    return checkpoints, resume_from
+
+
+def _make_telemetry(folder: Path, config: Config, runtime: Runtime) -> Telemetry:
+    resolved = config.model_dump(mode="json")
+    return Telemetry(folder, config.telemetry, config.run.steps, folder.name, resolved, enabled=runtime.is_main)
+
+
+def _build_engines(
+    config: Config,
+    data: _Data,
+    policies: dict[str, Policy],
+    frozen: dict[str, FrozenPolicy],
+    runtime: Runtime,
+) -> tuple[Sampler, Syncs]:
+    """Return the sampler, and for each model the sync of its weights; the canary prompt is the first problem's."""
+    sampler, engines = build_engines(config, stop_ids(config.model, data.tokenizer), runtime)
+    canary = data.prompter.search_prompt(data.train_problems[0])
+    syncs = {}
+    for name, policy in (policies | frozen).items():
+        syncs[name] = WeightSync(policy, engines[name], canary, config, runtime, frozen=name in frozen)
+    return sampler, Syncs(syncs)
+
+
+def _build_rollout(
+    config: Config,
+    data: _Data,
+    objective: Objective,
+    sync: Syncs,
+    make_pipeline: Callable[[SamplingPlan], Pipeline],
+    sampler: ProblemSampler,
+    runtime: Runtime,
+) -> _Rollout:
+    """Make the pipelines of training and of held-out problems, and the collector of batches. Collective."""
+    training = make_pipeline(objective.plan)
+    evaluation = None
+    if data.eval_problems:
+        evaluation = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
+    collector: Collector = BatchCollector(data.train_problems, sampler, training, config.batch, config.run.seed)
+    if config.rollout.record.write is not None:
+        collector = Recorder(collector, config.rollout.record.write, runtime)
+    return _Rollout(sync, collector, evaluation)
+
+
+def _is_evaluated(folder: Path, step: int) -> bool:
+    """Return whether the run's metrics hold an evaluation after `step` steps."""
+    for record in read_metrics(folder):
+        if record["step"] == step and any(name.startswith("eval/") for name in record):
+            return True
+    return False
 
 
 def _warn_of_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:

@@ -177,7 +177,7 @@ def update_policy(run: Run, policy: Policy, sequences: list[TrainingSequence]) -
 
 def evaluate_held_out(run: Run) -> Metrics:
     """Return the metrics of the held-out problems; collective."""
-    assert run.pipeline is not None  # the configuration refuses held-out problems without an engine
+    assert run.eval_pipeline is not None  # the configuration refuses held-out problems without an engine
     with run.timer("eval"):
-        metrics = measure_accuracy(run.pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
+        metrics = measure_accuracy(run.eval_pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
     return metrics | run.timer.pop()
