@@ -28,7 +28,9 @@ from torch.nn import functional as F
 
 from spiral_mega.kernels import linear_logprob
 
-Outputs = tuple[torch.Tensor, ...]  # log-probs [T], and entropies [T] where the contender gives them
+Outputs = tuple[
+    torch.Tensor, ...
+]  # log-probs [T], and entropies [T] where the contender gives them
 CONTENDERS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Outputs]] = {}
 
 
@@ -97,7 +99,9 @@ def liger(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> 
     return (-liger_fused_linear_cross_entropy(hidden, weight, targets, reduction="none"),)
 
 
-def inputs(tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor, ...]:
+def inputs(
+    tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, ...]:
     """Hidden states and weights such that logits have a deviation of 3, as those of trained models about do."""
     generator = torch.Generator(device).manual_seed(0)
     states = torch.randn(tokens, hidden, generator=generator, device=device)
@@ -117,7 +121,9 @@ def floor(hidden: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor) -> N
             torch.mm(tile.T, rows)
 
 
-def measure(name: str, tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: str) -> dict[str, float]:
+def measure(
+    name: str, tokens: int, hidden: int, vocab: int, dtype: torch.dtype, device: str
+) -> dict[str, float]:
     """Seconds of wall and CPU, and the peak of memory in MiB beyond inputs and their gradients."""
     states, weight, targets = inputs(tokens, hidden, vocab, dtype, device)
     if name == "floor":
@@ -131,7 +137,9 @@ def measure(name: str, tokens: int, hidden: int, vocab: int, dtype: torch.dtype,
             total = sum(output.sum() for output in CONTENDERS[name](states, weight, targets))
             total.backward()
 
-    for size in () if name == "floor" else (64, 96):  # what is set up or compiled at first, and for a second shape
+    for size in (
+        () if name == "floor" else (64, 96)
+    ):  # what is set up or compiled at first, and for a second shape
         small = [tensor.detach()[:size].clone().requires_grad_() for tensor in (states, weight)]
         sum(output.sum() for output in CONTENDERS[name](*small, targets[:size] % size)).backward()
     if device == "cuda":
@@ -144,7 +152,11 @@ def measure(name: str, tokens: int, hidden: int, vocab: int, dtype: torch.dtype,
     run()
     _synchronize(device)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {"wall": wall, "cpu": cpu, "memory": (_memory(device, peak=True) - before - gradients) / 2**20}
+    return {
+        "wall": wall,
+        "cpu": cpu,
+        "memory": (_memory(device, peak=True) - before - gradients) / 2**20,
+    }
 
 
 def _synchronize(device: str) -> None:
@@ -172,7 +184,9 @@ def main(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    only: Annotated[list[str], typer.Option(help="contenders, all by default; repeat the option")] = [],  # noqa: B006
+    only: Annotated[
+        list[str], typer.Option(help="contenders, all by default; repeat the option")
+    ] = [],  # noqa: B006
     child: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Compare implementations of log-probs from hidden states, forward and backward."""
@@ -181,8 +195,13 @@ def main(
     if child:
         print(json.dumps(measure(child, *shape)))
         return
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
-    print(f"T={tokens} H={hidden} V={vocab} {dtype}, {threads} thread(s), {rounds} round(s)", flush=True)
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    )
+    print(
+        f"T={tokens} H={hidden} V={vocab} {dtype}, {threads} thread(s), {rounds} round(s)",
+        flush=True,
+    )
     names = only or ["floor", *CONTENDERS]
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     failed: dict[str, str] = {}
@@ -190,20 +209,33 @@ def main(
     for index in range(rounds):
         print(f"round {index + 1}, load {os.getloadavg()[0]:.1f}", flush=True)
         for name in [name for name in names if name not in failed]:
-            command = [sys.executable, "-m", "benchmarks.linear_logprob", *sys.argv[1:], "--child", name]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.linear_logprob",
+                *sys.argv[1:],
+                "--child",
+                name,
+            ]
             result = subprocess.run(command, env=environment, capture_output=True, text=True)
             if result.returncode:
                 lines = [line for line in result.stderr.splitlines() if line.strip(" │╰╯─")]
-                failed[name] = lines[-1].strip(" │") if lines else f"ended by signal {-result.returncode}"
+                failed[name] = (
+                    lines[-1].strip(" │") if lines else f"ended by signal {-result.returncode}"
+                )
             else:
                 runs[name].append(json.loads(result.stdout.splitlines()[-1]))
-    medians = {n: {k: statistics.median(run[k] for run in r) for k in r[0]} for n, r in runs.items() if r}
+    medians = {
+        n: {k: statistics.median(run[k] for run in r) for k in r[0]} for n, r in runs.items() if r
+    }
     base = medians.get("floor", {"cpu": float("nan"), "wall": float("nan")})
     print(f"{'':45s} {'CPU s':>8s} {'wall s':>8s} {'x floor':>8s} {'MiB':>8s}")
     which = "wall" if device == "cuda" else "cpu"
     for name, found in medians.items():
         ratio = found[which] / base[which]
-        print(f"{name:45s} {found['cpu']:8.2f} {found['wall']:8.2f} {ratio:8.2f} {found['memory']:8.0f}")
+        print(
+            f"{name:45s} {found['cpu']:8.2f} {found['wall']:8.2f} {ratio:8.2f} {found['memory']:8.0f}"
+        )
     for name, reason in failed.items():
         print(f"{name}: does not run ({reason})")
 

@@ -53,13 +53,17 @@ def main(
         engine = build_engine(config, frozenset([tokenizer.eos_token_id]), runtime)
         prompter = Prompter(config.prompts, tokenizer)
         with VerifierPool(5.0, 1, ("exact",)) as verifier:
-            pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout)
+            pipeline = Pipeline(
+                engine, prompter, verifier, tokenizer, config.algorithm, config.rollout
+            )
             tasks = [_task(i) for i in range(problems)]
             ways: dict[str, Callable[[], Episodes]] = {
                 "barrier": lambda: in_two_phases(pipeline, tasks),
                 "streaming": lambda: pipeline.run(tasks),
             }
-            found = {name: timed(way, engine, config.model.path) for name, way in ways.items()}  # also the warm-up
+            found = {
+                name: timed(way, engine, config.model.path) for name, way in ways.items()
+            }  # also the warm-up
             same = tokens(found["barrier"][0]) == tokens(found["streaming"][0])
             times: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in ways}
             for turn in range(turns):
@@ -89,7 +93,9 @@ def in_two_phases(pipeline: Pipeline, tasks: list[Task]) -> Episodes:
     return [builder.build() for builder in builders.values()]
 
 
-def timed(way: Callable[[], Episodes], engine: RolloutEngine, folder: str) -> tuple[Episodes, np.ndarray[Any, Any]]:
+def timed(
+    way: Callable[[], Episodes], engine: RolloutEngine, folder: str
+) -> tuple[Episodes, np.ndarray[Any, Any]]:
     """What `way` gives from an empty prefix cache; wall-clock time, CPU-seconds of all ranks, and the largest number of
     steps that an engine took, which is what counts where a step costs the same whatever the batch."""
     engine.load_weights(pretrained_weights(folder))  # which empties the cache
@@ -113,7 +119,9 @@ def tokens(episodes: Episodes) -> list[list[int]]:
     return [trace.response_ids for episode in episodes for trace in episode.traces()]
 
 
-def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarray[Any, Any]]], same: bool) -> None:
+def report(
+    runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarray[Any, Any]]], same: bool
+) -> None:
     traces = [trace for episode in episodes for trace in episode.traces()]
     totals = sum_over_ranks(
         {
@@ -129,11 +137,17 @@ def report(runtime: Runtime, episodes: Episodes, times: dict[str, list[np.ndarra
     medians = {name: np.median(np.array(each), axis=0) for name, each in times.items()}
     print(f"{runtime.world_size} ranks, {totals['traces']:.0f} traces of {totals['response']:.0f} tokens; "
           f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; the same traces both ways: {same}")  # fmt: skip
-    print(f"prompts: {totals['prompt']:.0f} tokens, {totals['cached'] / totals['prompt']:.1%} from the prefix cache")
+    print(
+        f"prompts: {totals['prompt']:.0f} tokens, {totals['cached'] / totals['prompt']:.1%} from the prefix cache"
+    )
     for name, (wall, cpu, steps) in medians.items():
-        print(f"{name:10} {wall:7.2f} s wall {cpu:7.2f} CPU-s {steps:6.0f} steps of the busiest engine")
+        print(
+            f"{name:10} {wall:7.2f} s wall {cpu:7.2f} CPU-s {steps:6.0f} steps of the busiest engine"
+        )
     ratios = [b[0] / s[0] for b, s in zip(times["barrier"], times["streaming"], strict=True)]
-    print(f"barrier / streaming, wall: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+    print(
+        f"barrier / streaming, wall: median {median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}"
+    )
 
 
 def _config(folder: Path, longest: int) -> Config:
@@ -141,9 +155,21 @@ def _config(folder: Path, longest: int) -> Config:
     words, so that a trace is four times as long as it reads."""
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4 * len(tokenizer), "tie_word_embeddings": False}
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
+    shape = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 4 * len(tokenizer),
+        "tie_word_embeddings": False,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+    )
     model.save_pretrained(folder)  # on the first rank: transformers writes on no other
     tokenizer.save_pretrained(folder)
     dist.barrier()
@@ -152,17 +178,26 @@ def _config(folder: Path, longest: int) -> Config:
             "run": {"dir": "unused", "steps": 1},
             "model": {"path": str(folder)},
             "data": {"train": [{"path": "unused.jsonl"}], "max_prompt_tokens": 16},
-            "prompts": {"aggregation": "{problem} {traces}", "trace": "| {trace}", "unfinished": "| {trace}"},
+            "prompts": {
+                "aggregation": "{problem} {traces}",
+                "trace": "| {trace}",
+                "unfinished": "| {trace}",
+            },
             "rollout": {
                 "engine": {"name": "vllm", "kv_cache_mb": 512, "max_num_seqs": 256},
-                "sampling": {"max_response_tokens": longest, "max_context_tokens": 32 + 6 * longest},
+                "sampling": {
+                    "max_response_tokens": longest,
+                    "max_context_tokens": 32 + 6 * longest,
+                },
             },
         }
     )
 
 
 def _task(index: int) -> Task:
-    problem = Problem(f"p{index}", ({"role": "user", "content": f"{index} {index + 1}"},), ("1",), "exact")
+    problem = Problem(
+        f"p{index}", ({"role": "user", "content": f"{index} {index + 1}"},), ("1",), "exact"
+    )
     return Task(problem, 0, (0, 0, problem.id))
 
 

@@ -32,7 +32,9 @@ OURS, WHOLE, PARTS = "ours", "TRL, 96 at a time", "TRL, 12 at a time"
 def main(trl_python: str, turns: int, steps: int) -> None:
     found: dict[str, list[float]] = {OURS: [], WHOLE: [], PARTS: []}
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "benchmarks.step_vs_trl", "--model", folder], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.step_vs_trl", "--model", folder], check=True
+        )
         for turn in range(turns):
             for name in sorted(found, reverse=bool(turn % 2)):
                 python = sys.executable if name == OURS else trl_python
@@ -45,7 +47,11 @@ def main(trl_python: str, turns: int, steps: int) -> None:
 
 
 def _child(python: str, name: str, folder: str, steps: int) -> float:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     command = [python, str(Path(__file__)), "--child", name, folder, str(steps)]
     environment["PYTHONPATH"] = os.getcwd()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -60,10 +66,22 @@ def save_model(folder: str, vocabulary: int = VOCABULARY) -> None:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": vocabulary, "tie_word_embeddings": True}
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": True,
+    }
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None))
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**shape, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+    )
     print(f"{model.num_parameters() / 1e6:.1f} M parameters")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -100,12 +118,17 @@ def ours(folder: str, steps: int) -> float:
     from spiral_mega.train import train_step
 
     data = Path(folder) / "problems.jsonl"
-    data.write_text("".join(json.dumps({"problem": each, "answer": "1"}) + "\n" for each in questions()))
+    data.write_text(
+        "".join(json.dumps({"problem": each, "answer": "1"}) + "\n" for each in questions())
+    )
     config = Config.model_validate(
         {
             "run": {"dir": f"{folder}/run", "steps": steps + 1},
             "model": {"path": folder},
-            "data": {"train": [{"path": str(data), "kind": "benchmarks.step_vs_trl:parity"}], "max_prompt_tokens": 64},
+            "data": {
+                "train": [{"path": str(data), "kind": "benchmarks.step_vs_trl:parity"}],
+                "max_prompt_tokens": 64,
+            },
             "prompts": {"instruction": ""},
             "rollout": {
                 "sampling": {"max_response_tokens": TOKENS, "max_context_tokens": 256},
@@ -166,7 +189,9 @@ def trl(folder: str, steps: int, at_a_time: int) -> float:
     trainer = GRPOTrainer(
         model=folder,
         args=arguments,
-        reward_funcs=lambda completions, **_: [parity(each[0]["content"], ()) for each in completions],
+        reward_funcs=lambda completions, **_: [
+            parity(each[0]["content"], ()) for each in completions
+        ],
         train_dataset=Dataset.from_list(prompts),
         callbacks=[Timer()],
     )
@@ -180,7 +205,15 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--child"]:
         name, folder, steps = sys.argv[2], sys.argv[3], int(sys.argv[4])
         at_a_time = {WHOLE: PROMPTS * SAMPLES, PARTS: 12}
-        print(json.dumps({"cpu": ours(folder, steps) if name == OURS else trl(folder, steps, at_a_time[name])}))
+        print(
+            json.dumps(
+                {
+                    "cpu": ours(folder, steps)
+                    if name == OURS
+                    else trl(folder, steps, at_a_time[name])
+                }
+            )
+        )
     elif sys.argv[1:2] == ["--trl-python"]:
         main(sys.argv[2], turns=5, steps=2)
     else:

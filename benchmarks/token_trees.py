@@ -88,10 +88,14 @@ def grpo_problem(prompt: int, shortest: int, longest: int) -> list[TrainingSeque
 
 def _sequence(draw: int, index: int, prompt: list[int], response: list[int]) -> TrainingSequence:
     advantage = 1.0 - 2.0 * (index % 2)
-    return TrainingSequence(SequenceKey(draw, index), prompt, response, [-9.0] * len(response), advantage, 1e-3)
+    return TrainingSequence(
+        SequenceKey(draw, index), prompt, response, [-9.0] * len(response), advantage, 1e-3
+    )
 
 
-def micro_batches(sequences: list[TrainingSequence], budget: int) -> Iterator[list[TrainingSequence]]:
+def micro_batches(
+    sequences: list[TrainingSequence], budget: int
+) -> Iterator[list[TrainingSequence]]:
     """The parts of each draw's tree, as many in a micro-batch as fit, in order."""
     batch: list[TrainingSequence] = []
     room = budget
@@ -111,15 +115,22 @@ def run_packed(model: Any, sequences: list[TrainingSequence], budget: int) -> tu
     for members in micro_batches(sequences, budget):
         batch = pack(members)
         hidden = model.model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            **batch.attention_kwargs(),
         ).last_hidden_state[0, batch.logit_indices]
-        logprobs = linear_logprob(hidden, model.lm_head.weight, batch.labels).logprob[batch.gather_indices]
+        logprobs = linear_logprob(hidden, model.lm_head.weight, batch.labels).logprob[
+            batch.gather_indices
+        ]
         total += _learn(logprobs, batch.sampler_logprobs, batch.advantages, batch.weights)
         tokens += batch.input_ids.numel()
     return tokens, total
 
 
-def run_padded(model: Any, sequences: list[TrainingSequence], budget: int, *, bare: bool = False) -> tuple[int, float]:
+def run_padded(
+    model: Any, sequences: list[TrainingSequence], budget: int, *, bare: bool = False
+) -> tuple[int, float]:
     """Every prompt ends at the same column, or, if `bare`, every sequence begins at the first."""
     prompt = max(len(s.prompt_ids) for s in sequences)
     width = max(s.num_tokens if bare else prompt + len(s.response_ids) for s in sequences)
@@ -137,7 +148,9 @@ def run_padded(model: Any, sequences: list[TrainingSequence], budget: int, *, ba
             real[row, start:stop] = True
             learnt[row, answer - 1 : stop - 1] = True
         mask = None if bare else real.long()
-        hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[learnt]
+        hidden = model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[
+            learnt
+        ]
         targets = torch.tensor([token for s in members for token in s.response_ids])
         counts = torch.tensor([len(s.response_ids) for s in members])
         each = [torch.tensor(values).repeat_interleave(counts) for values in
@@ -146,7 +159,9 @@ def run_padded(model: Any, sequences: list[TrainingSequence], budget: int, *, ba
     return len(sequences) * width, total
 
 
-def _learn(logprobs: torch.Tensor, sampler: torch.Tensor, advantages: torch.Tensor, weights: torch.Tensor) -> float:
+def _learn(
+    logprobs: torch.Tensor, sampler: torch.Tensor, advantages: torch.Tensor, weights: torch.Tensor
+) -> float:
     loss = -(weights * advantages * (logprobs - sampler).exp()).sum()
     torch.autograd.backward(loss)
     return loss.item()
@@ -158,12 +173,19 @@ def measure(name: str, sequences: list[TrainingSequence], budget: int) -> dict[s
     torch.set_num_threads(1)
     torch.manual_seed(0)
     padded = name in ("padded", "bare")
-    model = Qwen3ForCausalLM(Qwen3Config(**MODEL, attn_implementation="sdpa" if padded else "tree_torch"))
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**MODEL, attn_implementation="sdpa" if padded else "tree_torch")
+    )
     run = partial(run_padded, bare=name == "bare") if padded else run_packed
     if name == "flat":
         sequences = [replace(s, key=SequenceKey(i, 0)) for i, s in enumerate(sequences)]
     run(
-        model, [replace(s, prompt_ids=[1, 2], response_ids=[3], sampler_logprobs=[-9.0]) for s in sequences[:2]], budget
+        model,
+        [
+            replace(s, prompt_ids=[1, 2], response_ids=[3], sampler_logprobs=[-9.0])
+            for s in sequences[:2]
+        ],
+        budget,
     )
     for parameter in model.parameters():
         assert parameter.grad is not None
@@ -173,8 +195,19 @@ def measure(name: str, sequences: list[TrainingSequence], budget: int) -> dict[s
     tokens, loss = run(model, sequences, budget)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
-    return {"s": seconds, "cpu": cpu_seconds, "MiB": (peak - idle) / 1024, "tokens": tokens, "loss": loss, "norm": norm}
+    norm = (
+        torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        .norm()
+        .item()
+    )
+    return {
+        "s": seconds,
+        "cpu": cpu_seconds,
+        "MiB": (peak - idle) / 1024,
+        "tokens": tokens,
+        "loss": loss,
+        "norm": norm,
+    }
 
 
 def time_building(problems: int = 256) -> None:
@@ -209,12 +242,24 @@ def main(
     results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for _ in range(rounds):
         for name in CONTENDERS:
-            command = [sys.executable, "-m", "benchmarks.token_trees", *sys.argv[1:], "--only", name]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.token_trees",
+                *sys.argv[1:],
+                "--only",
+                name,
+            ]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             results[name].append(json.loads(output.splitlines()[-1]))
-            print(f"  {name:7} {results[name][-1]['cpu']:7.2f} s of CPU, load {os.getloadavg()[0]:.1f}", flush=True)
+            print(
+                f"  {name:7} {results[name][-1]['cpu']:7.2f} s of CPU, load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
     print(f"{shape}, traces of {shortest} to {longest} tokens; medians of {rounds} rounds")
-    print(f"{'':8}{'tokens':>8}{'wall s':>8}{'CPU s':>8}{'MiB':>7}{'CPU / tree':>12}{'loss':>14}{'|gradient|':>14}")
+    print(
+        f"{'':8}{'tokens':>8}{'wall s':>8}{'CPU s':>8}{'MiB':>7}{'CPU / tree':>12}{'loss':>14}{'|gradient|':>14}"
+    )
     base = statistics.median(run["cpu"] for run in results["tree"])
     for name, runs in results.items():
         m = {key: statistics.median(run[key] for run in runs) for key in runs[0]}

@@ -40,7 +40,9 @@ class Tally(NamedTuple):
 
 
 def main(
-    files: Annotated[list[Path] | None, typer.Argument(help="marked answers; those of the tests without any")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="marked answers; those of the tests without any")
+    ] = None,
     child: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Judge marked answers with every contender, each in a process of its own."""
@@ -50,7 +52,9 @@ def main(
             print(json.dumps(measure(child, rows)))
         else:
             results = {name: _in_fresh_process(name, file) for name in CONTENDERS}
-            print(f"{file.name}: {len(rows)} answers, {sum(row['right'] for row in rows)} of them right")
+            print(
+                f"{file.name}: {len(rows)} answers, {sum(row['right'] for row in rows)} of them right"
+            )
             print(report(rows, results))
 
 
@@ -67,7 +71,9 @@ def measure(contender: str, rows: list[Row]) -> dict[str, Any]:
 def report(rows: list[Row], results: dict[str, dict[str, Any]]) -> str:
     """The table of wrong payments and refusals by kind, and the costs."""
     tallies = {name: tally(rows, result["verdicts"]) for name, result in results.items()}
-    lines = [f"{'kind':20} {'answers':>7}" + "".join(f" | {name:>13}: paid refused" for name in results)]
+    lines = [
+        f"{'kind':20} {'answers':>7}" + "".join(f" | {name:>13}: paid refused" for name in results)
+    ]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         cells = [f" | {each[kind].paid:>19} {each[kind].refused:>7}" for each in tallies.values()]
         answers = next(iter(tallies.values()))[kind].answers
@@ -118,7 +124,9 @@ def _in_fresh_process(contender: str, file: Path) -> dict[str, Any]:
 
 
 def _own() -> Judge:
-    from spiral_mega.rewards.math_answer import score  # imported here: what importing costs is measured
+    from spiral_mega.rewards.math_answer import (
+        score,
+    )  # imported here: what importing costs is measured
 
     return score
 

@@ -80,11 +80,17 @@ def main(
                 f"{runtime.world_size} ranks, {total / 2**20:.0f} MiB in {len(sizes)} tensors (largest {largest:.0f}), "
                 f"LoRA rank {lora}, bucket {bucket_mb:g} MiB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
             )
-            print(f"copy in memory {median(times['copy']):.3f} s, gather and merge {median(times['sync']):.3f} s")
-            print(f"sync / copy: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+            print(
+                f"copy in memory {median(times['copy']):.3f} s, gather and merge {median(times['sync']):.3f} s"
+            )
+            print(
+                f"sync / copy: median {median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}"
+            )
             print(f"with a reader that copies: {median(times['read']):.3f} s")
             buckets = memory["peak"] / max(bucket_mb, largest)
-            print(f"memory at the peak {memory['peak']:.0f} MiB, {buckets:.2f} buckets; kept {memory['kept']:.0f} MiB")
+            print(
+                f"memory at the peak {memory['peak']:.0f} MiB, {buckets:.2f} buckets; kept {memory['kept']:.0f} MiB"
+            )
 
 
 def _config(folder: str, bucket_mb: float, lora: int) -> Config:

@@ -56,7 +56,9 @@ def main(steps: int = 20, num_problems: int = 32) -> tuple[PreTrainedModel, list
     for step in range(steps):
         # 1. Sample: search traces of each problem, then aggregation traces for sets of them.
         chosen = random.Random(step).sample(problems, num_problems)
-        episodes = sample_episodes(chosen, step, objective.plan, config, engine, prompter, tokenizer)
+        episodes = sample_episodes(
+            chosen, step, objective.plan, config, engine, prompter, tokenizer
+        )
 
         # 2. Credit: rewards become advantages. From here on nothing depends on the recipe.
         for episode in episodes:
@@ -68,21 +70,33 @@ def main(steps: int = 20, num_problems: int = 32) -> tuple[PreTrainedModel, list
         for episode in episodes:
             for position, trace in enumerate(episode.traces()):
                 if trace.effective:
-                    key, weight = SequenceKey(episode.index, position), weighting.trace_weight(trace, totals)
+                    key, weight = (
+                        SequenceKey(episode.index, position),
+                        weighting.trace_weight(trace, totals),
+                    )
                     sequences.append(to_training_sequence(trace, key, weight))
         microbatches = split_into_microbatches(sequences, config.policy.microbatch_tokens)
 
         # 4. Update: one optimizer step on the sum over micro-batches.
         optimizer.zero_grad()
         losses = [backward(policy, pack(members), config) for members in microbatches]
-        grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), config.optimizer.max_grad_norm)
+        grad_norm = torch.nn.utils.clip_grad_norm_(
+            policy.parameters(), config.optimizer.max_grad_norm
+        )
         optimizer.step()
 
         # 5. Sync: the next step samples from the new weights.
         engine.load_weights(policy.state_dict().items())
 
-        metrics = mean_rewards(episodes) | {"train/loss": sum(losses), "optim/grad_norm": float(grad_norm)}
-        print(f"step {step + 1}/{steps}", *(f"{name}={value:.3f}" for name, value in metrics.items()), flush=True)
+        metrics = mean_rewards(episodes) | {
+            "train/loss": sum(losses),
+            "optim/grad_norm": float(grad_norm),
+        }
+        print(
+            f"step {step + 1}/{steps}",
+            *(f"{name}={value:.3f}" for name, value in metrics.items()),
+            flush=True,
+        )
         history.append(metrics)
     return policy, history
 
@@ -100,7 +114,9 @@ def sample_episodes(
 
     def request(problem: Problem, key: RequestKey, prompt: list[int], num_samples: int) -> None:
         seed = derive_seed(config.run.seed, step, problem.id, key.component, str(key.set_index))
-        engine.add(Request(key, prompt, num_samples, seed, config.rollout.sampling.max_response_tokens))
+        engine.add(
+            Request(key, prompt, num_samples, seed, config.rollout.sampling.max_response_tokens)
+        )
         prompts[key] = prompt
 
     def finished_traces() -> dict[RequestKey, list[Trace]]:
@@ -109,26 +125,48 @@ def sample_episodes(
             for sample in engine.step():
                 key, response, logprobs = sample.key, sample.token_ids, sample.logprobs
                 text = tokenizer.decode(response, skip_special_tokens=True)
-                trace = Trace(key.component, sample.index, prompts[key], response, logprobs, sample.finish, text)
-                trace.set_index, trace.reward = key.set_index, score(text, problems[key.episode].answer)
+                trace = Trace(
+                    key.component,
+                    sample.index,
+                    prompts[key],
+                    response,
+                    logprobs,
+                    sample.finish,
+                    text,
+                )
+                trace.set_index, trace.reward = (
+                    key.set_index,
+                    score(text, problems[key.episode].answer),
+                )
                 traces[key].append(trace)
         return {key: sorted(group, key=lambda trace: trace.index) for key, group in traces.items()}
 
     prompts: dict[RequestKey, list[int]] = {}
     for index, problem in enumerate(problems):
-        request(problem, RequestKey(index, SEARCH), prompter.search_prompt(problem), plan.search_traces)
+        request(
+            problem, RequestKey(index, SEARCH), prompter.search_prompt(problem), plan.search_traces
+        )
     search = finished_traces()
     sets = {}
     for index, problem in enumerate(problems):
-        sets[index] = plan.draw_sets(np.random.default_rng(derive_seed(config.run.seed, step, problem.id, "sets")))
+        sets[index] = plan.draw_sets(
+            np.random.default_rng(derive_seed(config.run.seed, step, problem.id, "sets"))
+        )
         for set_index, drawn in enumerate(sets[index]):
             members = [search[RequestKey(index, SEARCH)][position] for position in drawn.members]
             prompt = prompter.aggregation_prompt(problem, members)
-            request(problem, RequestKey(index, drawn.component, set_index), prompt, plan.aggregation_traces)
+            request(
+                problem,
+                RequestKey(index, drawn.component, set_index),
+                prompt,
+                plan.aggregation_traces,
+            )
     answers = finished_traces()
     episodes = []
     for index, problem in enumerate(problems):
-        groups = [answers[RequestKey(index, drawn.component, i)] for i, drawn in enumerate(sets[index])]
+        groups = [
+            answers[RequestKey(index, drawn.component, i)] for i, drawn in enumerate(sets[index])
+        ]
         members_of_sets = [drawn.members for drawn in sets[index]]
         search_traces = search[RequestKey(index, SEARCH)]
         episodes.append(Episode(problem, step, search_traces, members_of_sets, groups, index=index))
@@ -137,16 +175,25 @@ def sample_episodes(
 
 def to_training_sequence(trace: Trace, key: SequenceKey, weight: float) -> TrainingSequence:
     """Return what the update needs of a trace: tokens, the sampler's log-probs, an advantage and a weight."""
-    return TrainingSequence(key, trace.prompt_ids, trace.response_ids, trace.logprobs, trace.advantage, weight)
+    return TrainingSequence(
+        key, trace.prompt_ids, trace.response_ids, trace.logprobs, trace.advantage, weight
+    )
 
 
 def backward(policy: PreTrainedModel, batch: TreeBatch, config: Config) -> float:
     """Add the gradient of one micro-batch; return its loss."""
-    output = policy.base_model(batch.input_ids, position_ids=batch.position_ids, **batch.attention_kwargs())
+    output = policy.base_model(
+        batch.input_ids, position_ids=batch.position_ids, **batch.attention_kwargs()
+    )
     hidden_UH = output.last_hidden_state[0, batch.logit_indices]
-    head_VH, temperature = policy.get_output_embeddings().weight, config.rollout.sampling.temperature
+    head_VH, temperature = (
+        policy.get_output_embeddings().weight,
+        config.rollout.sampling.temperature,
+    )
     logprobs_U = linear_logprob(hidden_UH, head_VH, batch.labels, temperature=temperature).logprob
-    logprobs_R = logprobs_U[batch.gather_indices]  # traces that share a token read the same log-prob
+    logprobs_R = logprobs_U[
+        batch.gather_indices
+    ]  # traces that share a token read the same log-prob
     inputs = LossInputs(logprobs_R, batch.sampler_logprobs, batch.advantages, batch.sequence_ids)
     loss = (make_loss(config.algorithm)(inputs).loss_R * batch.weights).sum()
     loss.backward()

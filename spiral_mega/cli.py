@@ -21,10 +21,16 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # does.
 sys.path.insert(0, "")
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides, such as rollout.sampling.temperature=0.8.")]
+ConfigPath = Annotated[
+    Path, typer.Argument(help="YAML file of the run, such as configs/demo.yaml.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Overrides, such as rollout.sampling.temperature=0.8.")
+]
 
 
 @app.command()
@@ -78,9 +84,12 @@ def evaluate(
         typer.Argument(help="YAML file (optional if --model is a run), then overrides."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Hugging Face model, run folder, or checkpoint; default: model.path.")
+        str | None,
+        typer.Option(help="Hugging Face model, run folder, or checkpoint; default: model.path."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the results; default: run.dir/evaluation.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results; default: run.dir/evaluation.")
+    ] = None,
 ) -> None:
     """Evaluate a model on data.eval with the harnesses of eval.harnesses.
 
@@ -104,7 +113,9 @@ def analyze(
     run: Annotated[Path, typer.Argument(help="Folder of a run that saved traces.")],
     points: Annotated[int, typer.Option(min=1, help="Intervals of steps to summarize.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
-    time_limit_s: Annotated[float, typer.Option(help="Seconds for one comparison of two answers.")] = 5.0,
+    time_limit_s: Annotated[
+        float, typer.Option(help="Seconds for one comparison of two answers.")
+    ] = 5.0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that compare answers.")] = 2,
 ) -> None:
     """Analyze a run's training traces: diversity, entropy, aggregation, verification, tokens.
@@ -122,7 +133,9 @@ def analyze(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs or evaluations to compare.")],
     output: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
-    max_traces: Annotated[int, typer.Option(min=1, help="Most traces to include, over all runs.")] = 10_000,
+    max_traces: Annotated[
+        int, typer.Option(min=1, help="Most traces to include, over all runs.")
+    ] = 10_000,
 ) -> None:
     """Write one HTML page of curves, evaluations, analyses, times and episodes; it needs no network."""
     with _user_errors():
@@ -154,7 +167,9 @@ def doctor(
 
 @app.command("convert")
 def convert_model(
-    origin: Annotated[Path, typer.Argument(help="Hugging Face folder, checkpoint (step_NNNNNN) or PEFT adapter.")],
+    origin: Annotated[
+        Path, typer.Argument(help="Hugging Face folder, checkpoint (step_NNNNNN) or PEFT adapter.")
+    ],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     to: Annotated[
         str,
@@ -167,9 +182,15 @@ def convert_model(
     model: Annotated[
         str | None, typer.Option(help="Which of two models in a checkpoint: search or aggregation.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: unchanged.")] = None,
-    shard_gb: Annotated[float, typer.Option(min=0.000001, help="Largest size of a safetensors file, in GB.")] = 4.0,
-    verify: Annotated[bool, typer.Option(help="Compare the logits of origin and target; loads whole models.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; default: unchanged.")
+    ] = None,
+    shard_gb: Annotated[
+        float, typer.Option(min=0.000001, help="Largest size of a safetensors file, in GB.")
+    ] = 4.0,
+    verify: Annotated[
+        bool, typer.Option(help="Compare the logits of origin and target; loads whole models.")
+    ] = False,
 ) -> None:
     """Convert a model between safetensors, checkpoints of FSDP2 and megatron-core, and adapters.
 
@@ -181,7 +202,9 @@ def convert_model(
             from spiral_mega.conversion.convert import DTYPES, FORMATS
 
         if to not in FORMATS or dtype not in (None, *DTYPES):
-            raise UserError(f"--to {to} --dtype {dtype}: formats are {', '.join(FORMATS)}, types {', '.join(DTYPES)}")
+            raise UserError(
+                f"--to {to} --dtype {dtype}: formats are {', '.join(FORMATS)}, types {', '.join(DTYPES)}"
+            )
         done = convert(
             origin,
             target,
@@ -206,9 +229,13 @@ def plan(
     median_tokens: Annotated[
         float, typer.Option(min=1, help="Expected median length of a response, in tokens.")
     ] = 1600.0,
-    trace: Annotated[bool, typer.Option(help="Also trace the memory of an update; takes seconds per layer.")] = False,
+    trace: Annotated[
+        bool, typer.Option(help="Also trace the memory of an update; takes seconds per layer.")
+    ] = False,
     search: Annotated[bool, typer.Option(help="Search for the fastest layouts that fit.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="PNG file of the memory through a step.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file of the memory through a step.")
+    ] = None,
 ) -> None:
     """Forecast whether a run fits a cluster and how long its steps take, without the cluster.
 
@@ -240,26 +267,40 @@ def launch(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to train on.")],
     overrides: Overrides = None,
     spares: Annotated[int, typer.Option(min=0, help="Extra nodes that replace bad ones.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs to request on each node; 0: none.")] = 8,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=0, help="GPUs to request on each node; 0: none.")
+    ] = 8,
     ranks_per_node: Annotated[
         int | None, typer.Option(min=1, help="Processes on each node; default: one for each GPU.")
     ] = None,
-    time: Annotated[str, typer.Option(help="Time limit of one job; the run resumes in the next.")] = "24:00:00",
+    time: Annotated[
+        str, typer.Option(help="Time limit of one job; the run resumes in the next.")
+    ] = "24:00:00",
     stop_seconds: Annotated[
         int, typer.Option(min=1, help="Seconds before the limit in which to save a checkpoint.")
     ] = 240,
     partition: Annotated[str | None, typer.Option(help="Slurm partition.")] = None,
     account: Annotated[str | None, typer.Option(help="Slurm account.")] = None,
-    container_image: Annotated[str | None, typer.Option(help="Container image for pyxis/enroot.")] = None,
+    container_image: Annotated[
+        str | None, typer.Option(help="Container image for pyxis/enroot.")
+    ] = None,
     container_mounts: Annotated[
-        str | None, typer.Option(help="Mounts of the container; default: repository and current folder.")
+        str | None,
+        typer.Option(help="Mounts of the container; default: repository and current folder."),
     ] = None,
-    python: Annotated[str, typer.Option(help="Python interpreter on the nodes, or in the container.")] = sys.executable,
-    health: Annotated[str, typer.Option(help="Flags of spiral_mega.launch.health, or 'off' for no check.")] = "",
+    python: Annotated[
+        str, typer.Option(help="Python interpreter on the nodes, or in the container.")
+    ] = sys.executable,
+    health: Annotated[
+        str, typer.Option(help="Flags of spiral_mega.launch.health, or 'off' for no check.")
+    ] = "",
     sbatch: Annotated[
-        list[str] | None, typer.Option(help="Another option of sbatch, such as --sbatch=--qos=high.")
+        list[str] | None,
+        typer.Option(help="Another option of sbatch, such as --sbatch=--qos=high."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script without submitting it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the script without submitting it.")
+    ] = False,
 ) -> None:
     """Train on a Slurm cluster: write run.dir/launch/train.sbatch and submit it (docs/guide/cluster.md)."""
     with _user_errors():
@@ -267,7 +308,9 @@ def launch(
         from spiral_mega.launch.slurm import Job, submit, write_script
 
         if not (ranks_per_node or gpus_per_node):
-            raise UserError("--gpus-per-node is 0: set --ranks-per-node to the number of processes on each node")
+            raise UserError(
+                "--gpus-per-node is 0: set --ranks-per-node to the number of processes on each node"
+            )
         job = Job(
             nodes=nodes,
             spares=spares,

@@ -53,7 +53,9 @@ class Evaluation(NamedTuple):
     folder: Path
 
 
-def prepare(config_path: Path | None, model: str | None, output: Path | None, overrides: Sequence[str]) -> Evaluation:
+def prepare(
+    config_path: Path | None, model: str | None, output: Path | None, overrides: Sequence[str]
+) -> Evaluation:
     """Load the configuration, and find the model and the output folder. Raises ConfigError.
 
     Without `config_path`, a run's model uses the run's configuration, and any other model the
@@ -73,9 +75,13 @@ def prepare(config_path: Path | None, model: str | None, output: Path | None, ov
         }
     config = load_config(config_path, overrides, values)
     if source is not None and config.model.path != values["model"]["path"]:
-        raise ConfigError(f"model.path={config.model.path} is given, and --model {model} too: leave one of them out")
+        raise ConfigError(
+            f"model.path={config.model.path} is given, and --model {model} too: leave one of them out"
+        )
     if not config.data.eval:
-        raise ConfigError("data.eval is empty: name problems to evaluate, such as data.eval='[{path: aime25.parquet}]'")
+        raise ConfigError(
+            "data.eval is empty: name problems to evaluate, such as data.eval='[{path: aime25.parquet}]'"
+        )
     folder = Path(config.run.dir) / "evaluation"
     if source is not None and source.checkpoint is not None:
         folder = folder / source.checkpoint.folder.name
@@ -98,7 +104,9 @@ def evaluate_model(config: Config, source: ModelSource, folder: Path, runtime: R
         check_models(config)
         tokenizer = load_tokenizer(config.model)
         prompter = Prompter(config.prompts, tokenizer)
-        problems = load_problems(config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens)
+        problems = load_problems(
+            config.data.eval, prompter.search_prompt, config.data.max_prompt_tokens
+        )
         if runtime.is_main:
             store.claim(_identity(config, source, problems))
             with atomic_path(folder / "config.yaml") as path:
@@ -110,27 +118,43 @@ def evaluate_model(config: Config, source: ModelSource, folder: Path, runtime: R
         try:
             for sampling in samplings:
                 pipeline = Pipeline(
-                    engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, stop, sampling.plan
+                    engine,
+                    prompter,
+                    verifier,
+                    tokenizer,
+                    config.algorithm,
+                    config.rollout,
+                    stop,
+                    sampling.plan,
                 )
                 sample(
                     sampling,
                     problems,
                     pipeline,
-                    partial(grade, token_budgets=sampling.token_budgets, verifier=verifier, tokenizer=tokenizer),
+                    partial(
+                        grade,
+                        token_budgets=sampling.token_budgets,
+                        verifier=verifier,
+                        tokenizer=tokenizer,
+                    ),
                     store,
                     runtime,
                     chunk=config.eval.chunk,
                     seed=config.run.seed,
                 )
         except Interrupted:
-            log.warning("interrupted: the unfinished chunk is discarded; the same command resumes after the last one")
+            log.warning(
+                "interrupted: the unfinished chunk is discarded; the same command resumes after the last one"
+            )
             return False
         if runtime.is_main:
             _write_results(config, samplings, problems, store)
     return True
 
 
-def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequence[Problem], store: Store) -> None:
+def _write_results(
+    config: Config, samplings: Sequence[Sampling], problems: Sequence[Problem], store: Store
+) -> None:
     """Compute measures and analysis from the stored records, and write both as JSON."""
     chunks = range(-(-len(problems) // config.eval.chunk))
     measures: list[Measure] = []
@@ -141,7 +165,9 @@ def _write_results(config: Config, samplings: Sequence[Sampling], problems: Sequ
             graded += store.read(sampling.name, chunk)
         for harness in sampling.harnesses:
             measures += harness.measure(graded, config.rollout.sampling.max_response_tokens)
-        analyses[sampling.name] = analysis.aggregate([each.stats for each in graded], config.run.seed)
+        analyses[sampling.name] = analysis.aggregate(
+            [each.stats for each in graded], config.run.seed
+        )
     results = results_json(measures, [problem.id for problem in problems], config.run.seed)
     write_json_atomic(store.folder / "results.json", results, indent=None)
     write_json_atomic(store.folder / "analysis.json", analyses)

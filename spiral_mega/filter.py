@@ -9,7 +9,12 @@ from pathlib import Path
 
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config import Config, DataSource
-from spiral_mega.data.difficulty import check_bounds, check_output, split_by_difficulty, write_problems
+from spiral_mega.data.difficulty import (
+    check_bounds,
+    check_output,
+    split_by_difficulty,
+    write_problems,
+)
 from spiral_mega.data.problems import load_problems
 from spiral_mega.distributed.collectives import gather_objects
 from spiral_mega.distributed.runtime import Runtime
@@ -33,10 +38,11 @@ PROBLEMS_PER_CHUNK = 64  # on each rank, between two progress lines
 def filter_by_difficulty(
     config: Config, runtime: Runtime, output: Path, *, samples: int, low: float, high: float
 ) -> None:
-    """Write the training problems with low < mean reward of `samples` responses < high to `output`; collective.
+    """Write the training problems with low < mean reward of `samples` responses < high to `output`;
+    collective.
 
-    With two models, the search model is sampled. Raises ConfigError or DataError for bounds, output, model or data that
-    cannot be used.
+    With two models, the search model is sampled. Raises ConfigError or DataError for bounds,
+    output, model or data that cannot be used.
     """
     check_bounds(low, high)
     check_output(output)
@@ -46,14 +52,18 @@ def filter_by_difficulty(
     check_models(config)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, tokenizer)
-    problems = load_problems(config.data.train, prompter.search_prompt, config.data.max_prompt_tokens)
+    problems = load_problems(
+        config.data.train, prompter.search_prompt, config.data.max_prompt_tokens
+    )
     plan = SamplingPlan(samples)
     with (
         make_verifier_pool(config.rewards, problems) as verifier,
         closing(build_engine(config, stop_ids(config.model, tokenizer), runtime)) as engine,
     ):
         engine.load_weights(pretrained_weights(config.model.path))
-        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan)
+        pipeline = Pipeline(
+            engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan
+        )
         rewards = _sample_rewards(pipeline, problems, config.run.seed, runtime.world_size)
     split = split_by_difficulty(problems, rewards, low, high)
     if runtime.is_main:

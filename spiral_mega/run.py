@@ -1,4 +1,5 @@
-"""Open a run: build its parts from cheap to expensive, so that mistakes show before weights are loaded.
+"""Open a run: build its parts from cheap to expensive, so that mistakes show before weights are
+loaded.
 
 folder, logs, signals -> recipe, checks of models -> problems -> checkpoint to resume from
     -> verifiers, telemetry -> policies -> engines, pipelines -> watchdog
@@ -41,7 +42,12 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.rollout.recording import Collector, Recorder, Replayer
 from spiral_mega.rollout.sync import Syncs, WeightSync
 from spiral_mega.telemetry import StageTimer, Telemetry, atomic_path, read_metrics, setup_logging
-from spiral_mega.telemetry.run_folder import archive_previous, locked_folder, record_failure, set_status
+from spiral_mega.telemetry.run_folder import (
+    archive_previous,
+    locked_folder,
+    record_failure,
+    set_status,
+)
 from spiral_mega.telemetry.trace_file import remove_traces
 from spiral_mega.traces import Problem
 from spiral_mega.validation.load import dump_config
@@ -54,8 +60,9 @@ log = logging.getLogger(__name__)
 class Run:
     """Everything that the training loop uses; built by `open_run`.
 
-    `policies` are trained, `frozen` only sample; both by the name of their model (see config/model_set.py).
-    `eval_pipeline` is None without held-out problems, and in a replay, which has no engine.
+    `policies` are trained, `frozen` only sample; both by the name of their model (see
+    config/model_set.py). `eval_pipeline` is None without held-out problems, and in a replay, which
+    has no engine.
     """
 
     config: Config
@@ -159,7 +166,9 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         check_policy(config, runtime.world_size)
         data = _load_data(config)
         checkpoints, resume_from = _find_checkpoint(folder, config, data, runtime)
-        verifier = stack.enter_context(make_verifier_pool(config.rewards, [*data.train_problems, *data.eval_problems]))
+        verifier = stack.enter_context(
+            make_verifier_pool(config.rewards, [*data.train_problems, *data.eval_problems])
+        )
         telemetry = stack.enter_context(_make_telemetry(folder, config, runtime))
         policies, frozen = build_policies(config, runtime)
         sampler = ProblemSampler(len(data.train_problems), config.run.seed)
@@ -170,11 +179,20 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             engine, sync = _build_engines(config, data, policies, frozen, runtime)
             stack.callback(engine.close)
             make_pipeline = partial(
-                Pipeline, engine, data.prompter, verifier, data.tokenizer, config.algorithm, config.rollout, stop
+                Pipeline,
+                engine,
+                data.prompter,
+                verifier,
+                data.tokenizer,
+                config.algorithm,
+                config.rollout,
+                stop,
             )
             rollout = _build_rollout(config, data, objective, sync, make_pipeline, sampler, runtime)
         stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))
-        stack.callback(checkpoints.wait)  # also when the run fails: before the engine takes the process group along
+        stack.callback(
+            checkpoints.wait
+        )  # also when the run fails: before the engine takes the process group along
         yield Run(
             config=config,
             runtime=runtime,
@@ -232,7 +250,9 @@ def _load_data(config: Config) -> _Data:
     prompter = Prompter(config.prompts, tokenizer)
     limit = config.data.max_prompt_tokens
     train_problems = load_problems(config.data.train, prompter.search_prompt, limit)
-    eval_problems = load_problems(config.data.eval, prompter.search_prompt, limit) if config.data.eval else []
+    eval_problems = (
+        load_problems(config.data.eval, prompter.search_prompt, limit) if config.data.eval else []
+    )
     _warn_of_overlap(train_problems, eval_problems)
     return _Data(tokenizer, prompter, train_problems, eval_problems)
 
@@ -242,7 +262,9 @@ def _find_checkpoint(
 ) -> tuple[CheckpointManager, int | None]:
     """Return the run's checkpoints and the step to resume from; without one, archive the records of earlier starts."""
     checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
-    resume_from = find_resumable(checkpoints, config, fingerprint(data.train_problems), runtime.world_size)
+    resume_from = find_resumable(
+        checkpoints, config, fingerprint(data.train_problems), runtime.world_size
+    )
     if resume_from is None and runtime.is_main:
         archive_previous(folder)
     return checkpoints, resume_from
@@ -250,7 +272,9 @@ def _find_checkpoint(
 
 def _make_telemetry(folder: Path, config: Config, runtime: Runtime) -> Telemetry:
     resolved = config.model_dump(mode="json")
-    return Telemetry(folder, config.telemetry, config.run.steps, folder.name, resolved, enabled=runtime.is_main)
+    return Telemetry(
+        folder, config.telemetry, config.run.steps, folder.name, resolved, enabled=runtime.is_main
+    )
 
 
 def _build_engines(
@@ -265,7 +289,9 @@ def _build_engines(
     canary = data.prompter.search_prompt(data.train_problems[0])
     syncs = {}
     for name, policy in (policies | frozen).items():
-        syncs[name] = WeightSync(policy, engines[name], canary, config, runtime, frozen=name in frozen)
+        syncs[name] = WeightSync(
+            policy, engines[name], canary, config, runtime, frozen=name in frozen
+        )
     return sampler, Syncs(syncs)
 
 
@@ -283,7 +309,9 @@ def _build_rollout(
     evaluation = None
     if data.eval_problems:
         evaluation = make_pipeline(SamplingPlan.for_evaluation(config.algorithm, objective.plan))
-    collector: Collector = BatchCollector(data.train_problems, sampler, training, config.batch, config.run.seed)
+    collector: Collector = BatchCollector(
+        data.train_problems, sampler, training, config.batch, config.run.seed
+    )
     if config.rollout.record.write is not None:
         collector = Recorder(collector, config.rollout.record.write, runtime)
     return _Rollout(sync, collector, evaluation)
@@ -310,7 +338,11 @@ def _set_seed(seed: int) -> None:
 
 
 def _get_rng() -> dict[str, Any]:
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
 
 
 def _set_rng(state: dict[str, Any]) -> None:

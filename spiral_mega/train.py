@@ -18,7 +18,12 @@ import logging
 from collections.abc import Sequence
 
 from spiral_mega.algorithm.regularizers import Regularizers
-from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, scale_metrics, training_sequences
+from spiral_mega.algorithm.weighting import (
+    ComponentTotals,
+    component_totals,
+    scale_metrics,
+    training_sequences,
+)
 from spiral_mega.config import Config
 from spiral_mega.config.model_set import metric_key
 from spiral_mega.distributed.collectives import max_over_ranks, sum_over_ranks
@@ -68,7 +73,8 @@ def train(config: Config, runtime: Runtime) -> None:
                     saved = step
         except Interrupted:
             log.warning(
-                "interrupted after step %d: unfinished episodes are discarded, and sampled again on resume", step
+                "interrupted after step %d: unfinished episodes are discarded, and sampled again on resume",
+                step,
             )
         if saved != step:
             run.save(step)
@@ -100,7 +106,11 @@ def train_step(run: Run, step: int) -> Metrics:
                 write_traces(trace_path(run.folder, step + 1, run.runtime.rank), batch.sampled)
     times = max_over_ranks(run.timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
-    return metrics | times | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
+    return (
+        metrics
+        | times
+        | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
+    )
 
 
 def collect(run: Run, step: int, assign_credit: AssignCredit) -> tuple[Batch, Metrics]:
@@ -149,7 +159,9 @@ def weighted_sequences(run: Run, episodes: Sequence[Episode]) -> dict[str, list[
     """Return each model's training sequences from this rank's episodes, weighted over all ranks; collective."""
     totals = sum_totals(component_totals(episodes, run.objective.components))
     regularized = Regularizers.from_algorithm(run.config.algorithm).active
-    return training_sequences(episodes, run.weighting, totals, run.models, include_ineffective=regularized)
+    return training_sequences(
+        episodes, run.weighting, totals, run.models, include_ineffective=regularized
+    )
 
 
 def sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:
@@ -177,7 +189,11 @@ def update_policy(run: Run, policy: Policy, sequences: list[TrainingSequence]) -
 
 def evaluate_held_out(run: Run) -> Metrics:
     """Return the metrics of the held-out problems; collective."""
-    assert run.eval_pipeline is not None  # the configuration refuses held-out problems without an engine
+    assert (
+        run.eval_pipeline is not None
+    )  # the configuration refuses held-out problems without an engine
     with run.timer("eval"):
-        metrics = measure_accuracy(run.eval_pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed)
+        metrics = measure_accuracy(
+            run.eval_pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed
+        )
     return metrics | run.timer.pop()

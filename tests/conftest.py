@@ -46,5 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run long files first, so that short ones fill the end where two files run at a time."""
-    slow = {item.path for item in items if item.get_closest_marker("slow") or item.path.name in LONG}
+    slow = {
+        item.path for item in items if item.get_closest_marker("slow") or item.path.name in LONG
+    }
     items.sort(key=lambda item: item.path not in slow)

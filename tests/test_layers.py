@@ -63,7 +63,11 @@ def imported_layers(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spiral_mega."):
             yield str(node.module).split(".")[1]
         elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("spiral_mega."))
+            yield from (
+                alias.name.split(".")[1]
+                for alias in node.names
+                if alias.name.startswith("spiral_mega.")
+            )
         yield from imported_layers(node)
 
 

@@ -41,7 +41,13 @@ MAX_RESPONSE_TOKENS = MAX_HOPS + 2  # the start, the hops and the end token
 HELD_OUT = 128
 SET_SIZE = 4
 
-USER, ASSISTANT, END, PAD, UNKNOWN = "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|unknown|>"
+USER, ASSISTANT, END, PAD, UNKNOWN = (
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+    "<|pad|>",
+    "<|unknown|>",
+)
 SEPARATOR, UNFINISHED = "|", "..."
 NUMBERS = tuple(f"#{number}" for number in range(1, SET_SIZE + 1))
 PROMPT = f"{USER} {{}} {ASSISTANT}"  # what the chat template makes of one user message
@@ -100,8 +106,18 @@ def make_problems(rng: random.Random, nearest: int, farthest: int) -> tuple[list
 def write_problems(path: Path, pairs: Sequence[Pair]) -> None:
     rows = []
     for start, target in pairs:
-        truth = {"start": start, "target": target, "moves": MOVES, "modulus": MODULUS, "max_hops": MAX_HOPS}
-        row = {"id": f"path-{start}-{target}", "problem": f"{start} {target}", "answer": json.dumps(truth)}
+        truth = {
+            "start": start,
+            "target": target,
+            "moves": MOVES,
+            "modulus": MODULUS,
+            "max_hops": MAX_HOPS,
+        }
+        row = {
+            "id": f"path-{start}-{target}",
+            "problem": f"{start} {target}",
+            "answer": json.dumps(truth),
+        }
         rows.append(json.dumps(row) + "\n")
     path.write_text("".join(rows), encoding="utf-8")
 
@@ -131,7 +147,9 @@ COPYING = Recipe(nearest=4, farthest=5, separators=NUMBERS, directed=0.2, plante
 class WarmStart:
     """Draws (prompt, response) texts from random walks, none of which solves a held-out pair."""
 
-    def __init__(self, recipe: Recipe, train: Sequence[Pair], held_out: Sequence[Pair], rng: random.Random) -> None:
+    def __init__(
+        self, recipe: Recipe, train: Sequence[Pair], held_out: Sequence[Pair], rng: random.Random
+    ) -> None:
         self.recipe, self.rng = recipe, rng
         self._train, self._held_out = frozenset(train), frozenset(held_out)
         self._targets: dict[int, list[int]] = {start: [] for start in range(MODULUS)}
@@ -164,7 +182,9 @@ class WarmStart:
             target = traces[place][-1]
             if self.rng.random() < self.recipe.copied:
                 answer = traces[place]
-        return aggregation_text((start, target), [text(trace) for trace in traces], self.recipe), text(answer)
+        return aggregation_text(
+            (start, target), [text(trace) for trace in traces], self.recipe
+        ), text(answer)
 
 
 def text(walk: Sequence[int]) -> str:
@@ -172,7 +192,9 @@ def text(walk: Sequence[int]) -> str:
 
 
 def aggregation_text(pair: Pair, traces: Sequence[str], recipe: Recipe) -> str:
-    shown = (f"{separator} {trace}" for separator, trace in zip(recipe.separators, traces, strict=True))
+    shown = (
+        f"{separator} {trace}" for separator, trace in zip(recipe.separators, traces, strict=True)
+    )
     return f"{pair[0]} {pair[1]} {' '.join(shown)}"
 
 
@@ -182,8 +204,20 @@ def aggregation_text(pair: Pair, traces: Sequence[str], recipe: Recipe) -> str:
 def make_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """One token for each number; words are split at spaces, so that text -> tokens -> text changes nothing."""
     more = [word for word in recipe.separators if word != SEPARATOR]
-    words = [PAD, UNKNOWN, END, USER, ASSISTANT, SEPARATOR, UNFINISHED, *more, *map(str, range(MODULUS))]
-    core = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    words = [
+        PAD,
+        UNKNOWN,
+        END,
+        USER,
+        ASSISTANT,
+        SEPARATOR,
+        UNFINISHED,
+        *more,
+        *map(str, range(MODULUS)),
+    ]
+    core = Tokenizer(
+        WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN)
+    )
     core.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -226,7 +260,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return model
 
 
-def collate(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
+def collate(
+    tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, str]]
+) -> dict[str, torch.Tensor]:
     """Pad on the right; labels cover the response and its end token."""
     prompts = tokenizer([PROMPT.format(prompt) for prompt, _ in examples], add_special_tokens=False)
     answers = tokenizer([f"{answer} {END}" for _, answer in examples], add_special_tokens=False)
@@ -238,13 +274,23 @@ def collate(tokenizer: PreTrainedTokenizerFast, examples: Sequence[tuple[str, st
         end = len(prompt) + len(answer)
         ids[row, :end] = torch.tensor(prompt + answer)
         labels[row, len(prompt) : end] = torch.tensor(answer)
-    return {"input_ids": ids, "labels": labels, "attention_mask": (ids != tokenizer.pad_token_id).long()}
+    return {
+        "input_ids": ids,
+        "labels": labels,
+        "attention_mask": (ids != tokenizer.pad_token_id).long(),
+    }
 
 
-def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: WarmStart) -> None:
+def warm_start(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: WarmStart
+) -> None:
     recipe, started = source.recipe, time.perf_counter()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.lr, total_steps=recipe.steps, pct_start=0.1
+    )
     model.train()
     for step in range(1, recipe.steps + 1):
         parts = (
@@ -269,14 +315,18 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sour
 
 
 @torch.no_grad()
-def respond(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]) -> list[str]:
+def respond(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, contents: Sequence[str]
+) -> list[str]:
     """Sample one response to each prompt, at temperature 1."""
     chats = [[{"role": "user", "content": content}] for content in contents]
     batch = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
     output = model.generate(**batch)
-    return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return tokenizer.batch_decode(
+        output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
+    )
 
 
 def score(response: str, pair: Pair) -> bool:
@@ -295,34 +345,53 @@ def evaluate(
     width = 2 * SET_SIZE
     flat = [pair for pair in pairs for _ in range(width * repeats)]
     traces = respond(model, tokenizer, [f"{start} {target}" for start, target in flat])
-    right = torch.tensor([score(trace, pair) for trace, pair in zip(traces, flat, strict=True)]).float()
+    right = torch.tensor(
+        [score(trace, pair) for trace, pair in zip(traces, flat, strict=True)]
+    ).float()
     sets = [traces[first : first + SET_SIZE] for first in range(0, len(traces), SET_SIZE)]
     asked = flat[::SET_SIZE]
-    prompts = [aggregation_text(pair, group, recipe) for pair, group in zip(asked, sets, strict=True)]
+    prompts = [
+        aggregation_text(pair, group, recipe) for pair, group in zip(asked, sets, strict=True)
+    ]
     answers = respond(model, tokenizer, prompts)
-    aggregated = torch.tensor([score(answer, pair) for answer, pair in zip(answers, asked, strict=True)]).float()
+    aggregated = torch.tensor(
+        [score(answer, pair) for answer, pair in zip(answers, asked, strict=True)]
+    ).float()
     members = right.view(-1, SET_SIZE).sum(1)
     return {
         "search_pass@1": right.mean().item(),
         "search_pass@4": right.view(-1, SET_SIZE).amax(1).mean().item(),
         "search_pass@8": right.view(-1, width).amax(1).mean().item(),
         "aggregation": aggregated.mean().item(),
-        **{f"aggregation_of_{c}_right": aggregated[members == c].mean().item() for c in range(SET_SIZE + 1)},
+        **{
+            f"aggregation_of_{c}_right": aggregated[members == c].mean().item()
+            for c in range(SET_SIZE + 1)
+        },
     }
 
 
-def random_walk_accuracy(rng: random.Random, pairs: Sequence[Pair], recipe: Recipe, repeats: int = 200) -> float:
+def random_walk_accuracy(
+    rng: random.Random, pairs: Sequence[Pair], recipe: Recipe, repeats: int = 200
+) -> float:
     """Return the accuracy of random walks that are legal and in the right format."""
-    hits = [solves(random_walk(rng, pair[0], recipe.nearest), pair) for pair in pairs for _ in range(repeats)]
+    hits = [
+        solves(random_walk(rng, pair[0], recipe.nearest), pair)
+        for pair in pairs
+        for _ in range(repeats)
+    ]
     return sum(hits) / len(hits)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("configs/demo"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of data and weights")
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="updates of the warm start")
-    parser.add_argument("--copying", action="store_true", help="the second start of docs/results/reproduction.md")
+    parser.add_argument(
+        "--copying", action="store_true", help="the second start of docs/results/reproduction.md"
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     arguments = parser.parse_args()
 

@@ -25,9 +25,13 @@ def read_rows(path: Path) -> list[Row]:
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for row in rows:
-            row["solution"], row["result"] = (part.strip() for part in row["answer"].rsplit("####", 1))
+            row["solution"], row["result"] = (
+                part.strip() for part in row["answer"].rsplit("####", 1)
+            )
     except (OSError, ValueError, KeyError) as error:
-        sys.exit(f"error: {path} is not GSM8K as JSON lines, question and answer with #### ({error!r})")
+        sys.exit(
+            f"error: {path} is not GSM8K as JSON lines, question and answer with #### ({error!r})"
+        )
     return rows
 
 
@@ -42,18 +46,30 @@ def solved(row: Row) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--source", type=Path, required=True, help="GSM8K's problems as JSON lines")
-    parser.add_argument("--examples-from", type=Path, help="training set with the examples; default: the source")
+    parser.add_argument(
+        "--examples-from", type=Path, help="training set with the examples; default: the source"
+    )
     parser.add_argument("--output", type=Path, required=True, help="JSONL file to write")
-    parser.add_argument("--calculations", type=int, default=1, help="most calculations of a solution")
+    parser.add_argument(
+        "--calculations", type=int, default=1, help="most calculations of a solution"
+    )
     parser.add_argument("--examples", type=int, default=3, help="number of solved examples")
     parser.add_argument("--limit", type=int, help="write only the first problems")
     arguments = parser.parse_args()
 
     rows = read_rows(arguments.source)
-    two_steps = [row for row in read_rows(arguments.examples_from or arguments.source) if num_calculations(row) == 2]
-    examples = sorted(two_steps, key=lambda row: len(row["question"]) + len(row["solution"]))[: arguments.examples]
+    two_steps = [
+        row
+        for row in read_rows(arguments.examples_from or arguments.source)
+        if num_calculations(row) == 2
+    ]
+    examples = sorted(two_steps, key=lambda row: len(row["question"]) + len(row["solution"]))[
+        : arguments.examples
+    ]
     shown = {row["question"] for row in examples}
     fitting = [
         (len(row["question"]), number, row)
@@ -68,7 +84,9 @@ def main() -> None:
             problem = [*turns, {"role": "user", "content": row["question"]}]
             name = f"{arguments.source.stem}/{number}"
             file.write(json.dumps({"id": name, "problem": problem, "answer": row["result"]}) + "\n")
-    print(f"{arguments.output}: {len(chosen)} of {len(rows)} problems, after {len(examples)} solved examples")
+    print(
+        f"{arguments.output}: {len(chosen)} of {len(rows)} problems, after {len(examples)} solved examples"
+    )
 
 
 if __name__ == "__main__":

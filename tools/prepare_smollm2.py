@@ -45,11 +45,15 @@ QUESTION = "What is 2+3?"
 def find_gguf() -> Path:
     """Return the model file of the installed package, which is not imported, since that needs llama.cpp."""
     try:
-        paths = [Path(str(file.locate())) for file in files(PACKAGE) or [] if file.suffix == ".gguf"]
+        paths = [
+            Path(str(file.locate())) for file in files(PACKAGE) or [] if file.suffix == ".gguf"
+        ]
     except PackageNotFoundError:
         paths = []
     if len(paths) != 1 or not paths[0].is_file() or find_spec("gguf") is None:
-        sys.exit(f"error: the model comes from the packages {PACKAGE} and gguf; install them with\n    {INSTALL}")
+        sys.exit(
+            f"error: the model comes from the packages {PACKAGE} and gguf; install them with\n    {INSTALL}"
+        )
     return paths[0]
 
 
@@ -66,9 +70,13 @@ def read_tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
 
 def read_model(gguf: Path) -> LlamaForCausalLM:
     """Return the file's weights, dequantized, in a model whose config does not mention the GGUF file."""
-    source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    source = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    )
     origin = {"quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version"}
-    settings = {name: value for name, value in source.config.to_dict().items() if name not in origin}
+    settings = {
+        name: value for name, value in source.config.to_dict().items() if name not in origin
+    }
     model = LlamaForCausalLM(LlamaConfig(**settings | {"rms_norm_eps": 1e-5}))
     model.load_state_dict(source.state_dict())
     model.tie_weights()
@@ -89,22 +97,36 @@ def check(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerF
     batch = saved_tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
-    original = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    original = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
     stops = {saved_tokenizer.eos_token_id, saved.generation_config.eos_token_id}
-    if batch["input_ids"][0].tolist() != original or stops != {saved_tokenizer.convert_tokens_to_ids(END)}:
-        sys.exit(f"error: the tokenizer saved in {folder} differs from the file's: use transformers >=5.16.1,<5.20")
+    if batch["input_ids"][0].tolist() != original or stops != {
+        saved_tokenizer.convert_tokens_to_ids(END)
+    }:
+        sys.exit(
+            f"error: the tokenizer saved in {folder} differs from the file's: use transformers >=5.16.1,<5.20"
+        )
     error = (saved(**batch).logits - model(**batch).logits).abs().max().item()
     if error > 1e-4:
-        sys.exit(f"error: the logits of {folder} are off by {error:.1e}: use transformers >=5.16.1,<5.20")
+        sys.exit(
+            f"error: the logits of {folder} are off by {error:.1e}: use transformers >=5.16.1,<5.20"
+        )
     print(f"logits of the saved model are within {error:.1e}")
-    output = saved.generate(**batch, do_sample=False, max_new_tokens=48)[0, batch["input_ids"].shape[1] :]
+    output = saved.generate(**batch, do_sample=False, max_new_tokens=48)[
+        0, batch["input_ids"].shape[1] :
+    ]
     answer: str = saved_tokenizer.decode(output, skip_special_tokens=True)
     return answer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("models/smollm2-135m-instruct"), help="folder to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("models/smollm2-135m-instruct"), help="folder to write"
+    )
     parser.add_argument("--force", action="store_true", help="build it again if it exists")
     arguments = parser.parse_args()
 

@@ -61,7 +61,14 @@ UNITS = {
     "exchange_steps": "engine steps",
     "every": "steps",
 }
-NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "any value", NoneType: "null"}
+NAMES = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Any: "any value",
+    NoneType: "null",
+}
 BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 # Programs that are not commands of spiral-mega.
@@ -78,7 +85,9 @@ def main() -> None:
     stale = [name for name, text in pages.items() if read(FOLDER / name) != text]
     if "--check" in sys.argv[1:]:
         if stale:
-            sys.exit(f"error: docs/reference/{', '.join(stale)} is not what the code says: run make reference")
+            sys.exit(
+                f"error: docs/reference/{', '.join(stale)} is not what the code says: run make reference"
+            )
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in stale:
@@ -194,7 +203,9 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
 
 def is_tag(field: FieldInfo) -> bool:
     """Return whether a key has one allowed value, which tells the sections of a union apart."""
-    return get_origin(field.annotation) is Literal and get_args(field.annotation) == (field.default,)
+    return get_origin(field.annotation) is Literal and get_args(field.annotation) == (
+        field.default,
+    )
 
 
 def tag_of(section: type[BaseModel]) -> str:
@@ -211,7 +222,9 @@ def type_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Annotated:
         return type_words(arguments[0], [*metadata, *constraints_of(arguments[1:])])
     if origin in (Union, UnionType):
-        return ", or ".join(type_words(each, () if each is NoneType else metadata) for each in arguments)
+        return ", or ".join(
+            type_words(each, () if each is NoneType else metadata) for each in arguments
+        )
     return f"{plain_words(annotation)} {' and '.join(bound_words(metadata))}".strip()
 
 
@@ -243,7 +256,9 @@ def bound_words(constraints: Sequence[Any]) -> list[str]:
     for constraint in constraints:
         for name, words in BOUNDS.items():
             value = getattr(constraint, name, None)
-            if value is not None and value != 2**63:  # the range of a 64-bit integer goes without saying
+            if (
+                value is not None and value != 2**63
+            ):  # the range of a 64-bit integer goes without saying
                 found.append(f"{words} {value}")
     return found
 
@@ -263,7 +278,11 @@ def default_of(field: FieldInfo) -> str:
         return "required"
     value = field.default
     if isinstance(value, BaseModel):
-        tags = [tag_of(type(value))] if any(is_tag(each) for each in type(value).model_fields.values()) else []
+        tags = (
+            [tag_of(type(value))]
+            if any(is_tag(each) for each in type(value).model_fields.values())
+            else []
+        )
         return f"`{tags[0]}`" if tags else ""
     if isinstance(value, str):
         return f"`{value}`" if value else "`''`"
@@ -283,14 +302,30 @@ def commands_page() -> str:
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
         arguments = [each for each in command.params if each.param_type_name == "argument"]
-        options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
+        options = [
+            each
+            for each in command.params
+            if each.param_type_name == "option" and each.name != "help"
+        ]
         usage = " ".join(["spiral-mega", name, *(_usage(each) for each in arguments)])
-        parts += [f"## {name}", f"    {usage}{' [OPTIONS]' if options else ''}", clean(command.help or "")]
+        parts += [
+            f"## {name}",
+            f"    {usage}{' [OPTIONS]' if options else ''}",
+            clean(command.help or ""),
+        ]
         rows = [(f"`{_usage(each)}`", "", each.help) for each in arguments]
         rows += [(_option(each), _default(each), each.help) for each in options]
         parts.append(table(("argument or option", "default", "meaning"), rows))
-    rows = [(f"`{_module_command(path)}`", first_sentence(ROOT / path)) for path in PROGRAMS if _is_program(path)]
-    parts += ["## Other programs", "Each prints its options with `--help`.", table(("program", "purpose"), rows)]
+    rows = [
+        (f"`{_module_command(path)}`", first_sentence(ROOT / path))
+        for path in PROGRAMS
+        if _is_program(path)
+    ]
+    parts += [
+        "## Other programs",
+        "Each prints its options with `--help`.",
+        table(("program", "purpose"), rows),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -307,7 +342,12 @@ def _option(option: Any) -> str:
 def _default(option: Any) -> str:
     if option.required:
         return "required"
-    if option.default is None or option.default is False or option.default == "" or option.name == "python":
+    if (
+        option.default is None
+        or option.default is False
+        or option.default == ""
+        or option.name == "python"
+    ):
         return ""
     return f"`{json.dumps(option.default) if not isinstance(option.default, (str, Path)) else option.default}`"
 

@@ -15,16 +15,24 @@ MODELS = {model.name: model for model in (QWEN3_4B, QWEN3_8B)}
 
 def main(
     output: Annotated[Path, typer.Option(help="folder for schedules.md and schedules.png")],
-    gpus: Annotated[list[int], typer.Option(help="numbers of GPUs; repeat the option")] = [8, 64, 256, 512],  # noqa: B006
-    seeds: Annotated[int, typer.Option(min=1, help="batches of problems; figures are medians over them")] = 5,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(help="numbers of GPUs; repeat the option; default: 8 64 256 512"),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="batches of problems; figures are medians over them")
+    ] = 5,
     model: Annotated[str, typer.Option(help=f"one of {', '.join(MODELS)}")] = QWEN3_4B.name,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs of one engine")] = 1,
     problems: Annotated[int, typer.Option(min=1, help="problems of a step")] = 256,
-    median: Annotated[float, typer.Option(min=1, help="median length of a trace, in tokens")] = 1600.0,
+    median: Annotated[
+        float, typer.Option(min=1, help="median length of a trace, in tokens")
+    ] = 1600.0,
 ) -> None:
     """Compare rollout schedules on simulated H100 engines at the paper's shape."""
     if model not in MODELS:
         raise typer.BadParameter(f"model is {model!r}: use one of {', '.join(MODELS)}")
+    gpus = gpus or [8, 64, 256, 512]
     output.mkdir(parents=True, exist_ok=True)
     engine = engine_model(MODELS[model], tensor_parallel=tensor_parallel)
     shape, lengths = Shape(problems=problems), Lengths(median=median)

@@ -74,7 +74,9 @@ def lower_bound(problems: Sequence[SimProblem], model: EngineModel, engines: int
     return Bound((work + model.step * least_steps) / engines, critical, low, work, even)
 
 
-def _totals(index: int, problem: SimProblem, model: EngineModel) -> tuple[float, float, float, float]:
+def _totals(
+    index: int, problem: SimProblem, model: EngineModel
+) -> tuple[float, float, float, float]:
     """Return seconds of decoding, seconds of distinct prefill, decoded tokens, and cache tokens summed over those."""
     traces = [(prompt_parts(index, problem, None), length) for length in problem.search]
     for l, answers in enumerate(problem.aggregation):
@@ -102,7 +104,9 @@ class _Sets:
         self.model = model
         rows = [(problem, l) for problem in problems for l in range(len(problem.sets))]
         held = [Counter(j for members in problem.sets for j in members) for problem in problems]
-        counts = [count for problem, count in zip(problems, held, strict=True) for _ in problem.sets]
+        counts = [
+            count for problem, count in zip(problems, held, strict=True) for _ in problem.sets
+        ]
         members = np.array([[p.search[j] for j in p.sets[l]] for p, l in rows], dtype=float)
         answers = np.array([p.aggregation[l] for p, l in rows], dtype=float)
         prompt = np.array([[p.prompt] for p, _ in rows], dtype=float)
@@ -113,7 +117,9 @@ class _Sets:
         self.longest_chain = float(np.max(members.max(axis=1) + answers.max(axis=1)))
         self.fastest_members = np.max(self._fastest(members, prompt), axis=1)
         self.fastest_answers = np.max(self._fastest(answers, context), axis=1)
-        share = np.array([[1 / count[j] for j in p.sets[l]] for (p, l), count in zip(rows, counts, strict=True)])
+        share = np.array(
+            [[1 / count[j] for j in p.sets[l]] for (p, l), count in zip(rows, counts, strict=True)]
+        )
         self.member_weight = model.step * share * self._root_sum(members, prompt) ** 2
         self.answer_weight = model.step * self._root_sum(answers, context) ** 2
 
@@ -141,7 +147,9 @@ class _Sets:
 
     def _prefill(self, start: Array, tokens: Array) -> Array:
         model = self.model
-        return tokens * (model.prefill + model.pair * (start + tokens / 2) + model.step / model.chunk)
+        return tokens * (
+            model.prefill + model.pair * (start + tokens / 2) + model.step / model.chunk
+        )
 
     def _fastest(self, length: Array, context: Array) -> Array:
         model = self.model

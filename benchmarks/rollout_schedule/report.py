@@ -17,7 +17,18 @@ from spiral_mega.simulation.workload import EngineModel, Lengths, Shape, SimProb
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-COLUMNS = ("GPUs", "schedule", "makespan s", "x bound", "x even", "idle", "fixed", "own work", "moved", "length")
+COLUMNS = (
+    "GPUs",
+    "schedule",
+    "makespan s",
+    "x bound",
+    "x even",
+    "idle",
+    "fixed",
+    "own work",
+    "moved",
+    "length",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,12 @@ class Row:
 
 
 def compare(
-    gpus: Sequence[int], seeds: int, model: EngineModel, shape: Shape, lengths: Lengths, tensor_parallel: int = 1
+    gpus: Sequence[int],
+    seeds: int,
+    model: EngineModel,
+    shape: Shape,
+    lengths: Lengths,
+    tensor_parallel: int = 1,
 ) -> Iterator[Row]:
     """Yield a row for each number of GPUs and each schedule. All schedules get the same problems."""
     batches = [sample_problems(shape, lengths, seed, round(max(p.extra for p in POLICIES) * shape.problems))
@@ -62,7 +78,12 @@ def compare(
 
 
 def _measure(
-    policy: SimPolicy, batch: Sequence[SimProblem], want: int, model: EngineModel, engines: int, bound: Bound
+    policy: SimPolicy,
+    batch: Sequence[SimProblem],
+    want: int,
+    model: EngineModel,
+    engines: int,
+    bound: Bound,
 ) -> tuple[float, ...]:
     started = batch[: want + round(policy.extra * want)]
     outcome = simulate(policy, started, model, engines, want)
@@ -85,12 +106,28 @@ def _mean_length(problems: Sequence[SimProblem]) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """Format rows as an aligned Markdown table."""
-    formats = ("{}", "{}", "{:.1f}", "{:.2f}", "{:.2f}", "{:.0%}", "{:.0%}", "{:.0%}", "{:.0f}", "{:.2f}")
-    cells = [[f.format(value) for f, value in zip(formats, astuple(row), strict=True)] for row in rows]
+    formats = (
+        "{}",
+        "{}",
+        "{:.1f}",
+        "{:.2f}",
+        "{:.2f}",
+        "{:.0%}",
+        "{:.0%}",
+        "{:.0%}",
+        "{:.0f}",
+        "{:.2f}",
+    )
+    cells = [
+        [f.format(value) for f, value in zip(formats, astuple(row), strict=True)] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
 
     def line(texts: Sequence[str]) -> str:
-        padded = [t.ljust(w) if i == 1 else t.rjust(w) for i, (t, w) in enumerate(zip(texts, widths, strict=True))]
+        padded = [
+            t.ljust(w) if i == 1 else t.rjust(w)
+            for i, (t, w) in enumerate(zip(texts, widths, strict=True))
+        ]
         return "| " + " | ".join(padded) + " |"
 
     rule = ["-" * w if i == 1 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
@@ -100,8 +137,12 @@ def table(rows: Sequence[Row]) -> str:
 def plot(rows: Sequence[Row], gpus: int, title: str, path: Path) -> None:
     """Plot makespan over the bound against GPUs (left), and where GPU time goes at `gpus` GPUs (right)."""
     names = list(dict.fromkeys(row.schedule for row in rows))
-    colors = dict(zip(names, plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(names))), strict=True))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(1, 1.15), layout="constrained")
+    colors = dict(
+        zip(names, plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(names))), strict=True)
+    )
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 5), width_ratios=(1, 1.15), layout="constrained"
+    )
     for k, name in enumerate(names):
         mine = [row for row in rows if row.schedule == name]
         style = "--" if k >= len(names) - 1 else "-"
@@ -127,10 +168,14 @@ def plot(rows: Sequence[Row], gpus: int, title: str, path: Path) -> None:
         width = np.maximum(shares, 0.0) * makespans
         right.barh([row.schedule for row in shown], width, left=start, color=color, label=label)
         start += width
-    right.axvline(makespans[0] / shown[0].over_bound, color="black", linewidth=1, label="lower bound")
+    right.axvline(
+        makespans[0] / shown[0].over_bound, color="black", linewidth=1, label="lower bound"
+    )
     right.invert_yaxis()
     right.set(xlabel="seconds on each GPU", title=f"Where the time goes at {gpus} GPUs")
-    right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=3)
+    right.legend(
+        frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=3
+    )
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title)

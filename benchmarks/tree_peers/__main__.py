@@ -49,12 +49,18 @@ def main(pythons: dict[str, str], problems: int, turns: int) -> None:
                     flush=True,
                 )
     medians = {name: median(each["cpu"] for each in runs) for name, runs in found.items()}
-    ratios = ", ".join(f"{name} {value:.2f} ({value / medians['ours']:.2f} x)" for name, value in medians.items())
+    ratios = ", ".join(
+        f"{name} {value:.2f} ({value / medians['ours']:.2f} x)" for name, value in medians.items()
+    )
     print(f"medians of {turns}, CPU-s: {ratios}; {os.cpu_count()} cores")
 
 
 def _child(python: str, name: str, folder: str, problems: int) -> dict[str, float]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     environment["PYTHONPATH"] = os.getcwd()
     command = [python, "-m", "benchmarks.tree_peers", "--child", name, folder, str(problems)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -70,10 +76,19 @@ if __name__ == "__main__":
         run = getattr(importlib.import_module(f"benchmarks.tree_peers.{module}"), function)
         print(json.dumps(run(sys.argv[3], int(sys.argv[4]))))
     else:
-        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = argparse.ArgumentParser(
+            description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         for peer in ("trl", "verl", "areal"):
-            parser.add_argument(f"--{peer}", metavar="PYTHON", help=f"python of an environment with {peer}")
-        parser.add_argument("--only", action="append", choices=CONTENDERS, help="this contender (and others so named)")
+            parser.add_argument(
+                f"--{peer}", metavar="PYTHON", help=f"python of an environment with {peer}"
+            )
+        parser.add_argument(
+            "--only",
+            action="append",
+            choices=CONTENDERS,
+            help="this contender (and others so named)",
+        )
         parser.add_argument("--problems", type=int, default=8)
         parser.add_argument("--turns", type=int, default=3)
         given = parser.parse_args()
@@ -82,5 +97,7 @@ if __name__ == "__main__":
         chosen = {name: environments[place.split(":")[0]] for name, place in CONTENDERS.items()}
         wanted = given.only or CONTENDERS
         main(
-            {name: python for name, python in chosen.items() if python and name in wanted}, given.problems, given.turns
+            {name: python for name, python in chosen.items() if python and name in wanted},
+            given.problems,
+            given.turns,
         )

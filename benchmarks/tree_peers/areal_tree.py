@@ -28,7 +28,9 @@ def update(folder: str, problems: int) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     _step(model, optimizer, batch(1, response=2), _budget([batch(1, response=2)]))
     items = batch(problems)
-    budget = _budget([[item for item in items if item.problem == problem] for problem in range(problems)])
+    budget = _budget(
+        [[item for item in items if item.problem == problem] for problem in range(problems)]
+    )
     start = time.process_time()
     loss = _step(model, optimizer, items, budget)
     return {"cpu": time.process_time() - start, "loss": loss}
@@ -52,8 +54,12 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, items: list[Item], budge
         "input_ids": padded([[*item.prompt, *item.response] for item in items]),
         "attention_mask": padded([[1] * (len(item.prompt) + len(item.response)) for item in items]),
         # Of the token that follows, where log-probs are.
-        "scored": padded([[0.0] * (len(item.prompt) - 1) + [1.0] * len(item.response) + [0.0] for item in items]),
-        "advantages": padded([[item.advantage] * (len(item.prompt) + len(item.response)) for item in items]),
+        "scored": padded(
+            [[0.0] * (len(item.prompt) - 1) + [1.0] * len(item.response) + [0.0] for item in items]
+        ),
+        "advantages": padded(
+            [[item.advantage] * (len(item.prompt) + len(item.response)) for item in items]
+        ),
     }
     spec = SimpleNamespace(n_mbs=1, granularity=1, n_mbs_divisor=1, max_tokens_per_mb=budget)
     for packed in build_packed_tree_batch(data, spec).mbs:
@@ -63,7 +69,9 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, items: list[Item], budge
         logprobs, entropies = gather_packed_tree_logprobs_entropy(logits, trie, ids)
         ratio, advantages = (logprobs - SAMPLER_LOGPROB).exp(), packed["advantages"]
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-        loss = -(torch.min(ratio * advantages, clipped * advantages) * packed["scored"]).sum() / tokens
+        loss = (
+            -(torch.min(ratio * advantages, clipped * advantages) * packed["scored"]).sum() / tokens
+        )
         torch.autograd.backward(loss)
         total += loss.item()
         (entropies * packed["scored"]).sum().item()
@@ -74,7 +82,15 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, items: list[Item], budge
 
 
 def _attend(
-    module: Any, q: Any, k: Any, v: Any, attention_mask: Any, *, scaling: float, tree_mask: Any, **_: Any
+    module: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    attention_mask: Any,
+    *,
+    scaling: float,
+    tree_mask: Any,
+    **_: Any,
 ) -> Any:
     """q [1, Hq, T, D], k, v [1, Hkv, T, D] under a mask [T, T]; -> [1, T, Hq, D], no weights. Padding sees itself."""
     seen = tree_mask | torch.eye(len(tree_mask), dtype=torch.bool)

@@ -29,5 +29,7 @@ def batch(problems: int, response: int = RESPONSE) -> list[Item]:
         start, traces = text(PROBLEM), [text(TRACE) for _ in range(8)]
         for _ in range(4):
             shown = [token for i in sorted(rng.sample(range(8), 4)) for token in traces[i]]
-            items += [Item(problem, [*start, *shown], text(response), 0.5 - i % 2) for i in range(4)]
+            items += [
+                Item(problem, [*start, *shown], text(response), 0.5 - i % 2) for i in range(4)
+            ]
     return items

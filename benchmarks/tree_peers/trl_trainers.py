@@ -79,7 +79,11 @@ def grpo_trainer(folder: str, problems: int) -> dict[str, float]:
         callbacks=[Timer()],
     )
     trainer.train()
-    (loss,) = [entry["loss"] for entry in trainer.state.log_history if entry.get("step") == 2 and "loss" in entry]
+    (loss,) = [
+        entry["loss"]
+        for entry in trainer.state.log_history
+        if entry.get("step") == 2 and "loss" in entry
+    ]
     return {"cpu": spent[1], "loss": loss}
 
 
@@ -121,7 +125,10 @@ def tree_row(folder: str, problems: int) -> dict[str, float]:
             )  # fmt: skip
             ratio = (output.log_probs[0, packed["token_index"]] - packed["old_log_probs"]).exp()
             clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-            loss = -torch.min(ratio * packed["advantages"], clipped * packed["advantages"]).sum() / tokens
+            loss = (
+                -torch.min(ratio * packed["advantages"], clipped * packed["advantages"]).sum()
+                / tokens
+            )
             torch.autograd.backward(loss)
             total += loss.item()
             output.entropy[0, packed["token_index"]].mean().item()
@@ -138,13 +145,25 @@ def tree_row(folder: str, problems: int) -> dict[str, float]:
 
 
 def _torch_varlen(
-    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, *_: Any, softmax_scale: float, causal: bool, window_size: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_k: Any,
+    *_: Any,
+    softmax_scale: float,
+    causal: bool,
+    window_size: Any,
 ) -> Any:
     """q [Tq, Hq, D], k, v [Tk, Hkv, D], causal from the last key back: torch's kernel for each segment."""
     parts = []
     for (q0, q1), (k0, k1) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
         square = q1 - q0 == k1 - k0
-        seen = None if square else torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
+        seen = (
+            None
+            if square
+            else torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
+        )
         inputs = (x.transpose(0, 1)[None] for x in (q[q0:q1], k[k0:k1], v[k0:k1]))
         part = scaled_dot_product_attention(
             *inputs, attn_mask=seen, is_causal=square, scale=softmax_scale, enable_gqa=True
@@ -158,4 +177,6 @@ def _head_takes_scored_positions() -> None:
     from trl.trainer import utils
 
     on_triton = utils._use_triton
-    utils._use_triton = lambda device: sys._getframe(1).f_code.co_name == "_fused_forward" or on_triton(device)
+    utils._use_triton = lambda device: (
+        sys._getframe(1).f_code.co_name == "_fused_forward" or on_triton(device)
+    )

@@ -37,13 +37,20 @@ platform_manager.set_platform(Cpu())
 from tensordict import TensorDict  # noqa: E402
 from verl.trainer.config import CheckpointConfig  # noqa: E402
 from verl.utils import tensordict_utils  # noqa: E402
-from verl.workers.config import FSDPActorConfig, FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig  # noqa: E402
+from verl.workers.config import (  # noqa: E402  # noqa: E402
+    FSDPActorConfig,
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+)
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead  # noqa: E402
 from verl.workers.utils.losses import ppo_loss  # noqa: E402
 
 
 def padded(folder: str, problems: int) -> dict[str, float]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     model = HFModelConfig(
         path=folder,
         load_tokenizer=False,
@@ -52,9 +59,13 @@ def padded(folder: str, problems: int) -> dict[str, float]:
         override_config={"attn_implementation": "sdpa"},
     )
     fsdp = FSDPEngineConfig(
-        strategy="fsdp2", mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32"}, use_torch_compile=False
+        strategy="fsdp2",
+        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32"},
+        use_torch_compile=False,
     )
-    engine = FSDPEngineWithLMHead(model, fsdp, FSDPOptimizerConfig(lr=LEARNING_RATE), CheckpointConfig())
+    engine = FSDPEngineWithLMHead(
+        model, fsdp, FSDPOptimizerConfig(lr=LEARNING_RATE), CheckpointConfig()
+    )
     engine._build_model_optimizer()
     actor = FSDPActorConfig(
         strategy="fsdp2",
@@ -75,8 +86,14 @@ def padded(folder: str, problems: int) -> dict[str, float]:
 
 def _data(items: list[Item]) -> TensorDict:
     """A batch as its trainer hands it over: jagged sequences, and what the loss asks for by response token."""
-    ragged = lambda rows: torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)  # noqa: E731
-    per_token = lambda value: ragged([[value(item)] * len(item.response) for item in items])  # noqa: E731
+
+    def ragged(rows: Any) -> torch.Tensor:
+        tensors = [torch.tensor(row) for row in rows]
+        return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
+
+    def per_token(value: Any) -> torch.Tensor:
+        return ragged([[value(item)] * len(item.response) for item in items])
+
     columns: dict[str, Any] = {
         "input_ids": ragged([[*item.prompt, *item.response] for item in items]),
         "position_ids": ragged([range(len(item.prompt) + len(item.response)) for item in items]),

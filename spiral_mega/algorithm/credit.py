@@ -19,16 +19,22 @@ def set_scores(rewards: ArrayLike) -> FloatArray:
     return scores
 
 
-def marginal_set_advantages(sets: Sequence[Sequence[int]], scores: ArrayLike, num_traces: int) -> FloatArray:
-    """Credit [N1] of the search traces: the mean of f_l - mean(f) over the sets l that hold the trace (eq. 8).
+def marginal_set_advantages(
+    sets: Sequence[Sequence[int]], scores: ArrayLike, num_traces: int
+) -> FloatArray:
+    """Credit [N1] of the search traces: the mean of f_l - mean(f) over the sets l that hold the
+    trace (eq. 8).
 
     A trace in no set gets 0. `sets` holds K sets of distinct traces of 0..N1-1, `scores` is [K].
-    Raises ValueError for other shapes, for indexes out of range or repeated in a set, and for non-finite scores.
+    Raises ValueError for other shapes, for indexes out of range or repeated in a set, and for
+    non-finite scores.
     """
     values = _finite(scores, "scores", ndim=1)
     member = _membership(sets, num_traces)
     if len(values) != len(member):
-        raise ValueError(f"there are {len(member)} sets and {len(values)} scores: give one score for each set")
+        raise ValueError(
+            f"there are {len(member)} sets and {len(values)} scores: give one score for each set"
+        )
     total = (values - values.mean()) @ member
     advantages: FloatArray = total / np.maximum(member.sum(axis=0), 1)
     return advantages
@@ -52,25 +58,30 @@ def spiral_advantages(
 
 
 def group_advantages(rewards: ArrayLike, normalize_std: bool = False) -> FloatArray:
-    """Credit [N] within one group, r_j - mean(r); with `normalize_std` divided by the group's (population) std.
+    """Credit [N] within one group, r_j - mean(r); with `normalize_std` divided by the group's
+    (population) std.
 
-    A group of equal rewards gets zeros. Raises ValueError if the rewards are not a non-empty finite [N].
+    A group of equal rewards gets zeros. Raises ValueError if the rewards are not a non-empty finite
+    [N].
     """
     values = _finite(rewards, "rewards", ndim=1)
-    # Not rewards - mean: the mean of equal floats may be an ulp away, which a division by the std would blow up.
+    # Not rewards - mean: the mean of equal floats may be an ulp away, which a division by the std
+    # would blow up.
     if np.ptp(values) == 0:
         return np.zeros_like(values)
     centred = values - values.mean()
     if not normalize_std:
         return np.asarray(centred)
-    # Scaled to its largest first, so that the squares in the std can neither underflow nor overflow.
+    # Scaled to its largest first, so that the squares in the std can neither underflow nor
+    # overflow.
     centred /= np.abs(centred).max()
     normalized: FloatArray = centred / centred.std()
     return normalized
 
 
 def leave_one_out_advantages(rewards: ArrayLike) -> FloatArray:
-    """Credit [N] within one group, r_j - the mean of the others' = N / (N - 1) (r_j - mean(r)); 0 for N = 1.
+    """Credit [N] within one group, r_j - the mean of the others' = N / (N - 1) (r_j - mean(r)); 0
+    for N = 1.
 
     Raises ValueError if the rewards are not a non-empty finite [N].
     """
@@ -82,8 +93,14 @@ def _membership(sets: Sequence[Sequence[int]], num_traces: int) -> FloatArray:
     """[K, N1], 1 where the set holds the trace."""
     member = np.zeros((len(sets), num_traces))
     for row, chosen in zip(member, sets, strict=True):
-        if not chosen or len(set(chosen)) != len(chosen) or not all(0 <= trace < num_traces for trace in chosen):
-            raise ValueError(f"set {tuple(chosen)} must hold distinct traces of 0..{num_traces - 1}, at least one")
+        if (
+            not chosen
+            or len(set(chosen)) != len(chosen)
+            or not all(0 <= trace < num_traces for trace in chosen)
+        ):
+            raise ValueError(
+                f"set {tuple(chosen)} must hold distinct traces of 0..{num_traces - 1}, at least one"
+            )
         row[list(chosen)] = 1
     return member
 
@@ -94,8 +111,12 @@ def _finite(values: ArrayLike, name: str, ndim: int) -> FloatArray:
     except ValueError as error:
         raise ValueError(f"{name} must be numbers in rows of equal length: {error}") from error
     if array.ndim != ndim or array.size == 0:
-        raise ValueError(f"{name} has shape {array.shape}: it must have {ndim} dimension(s), none of them empty")
+        raise ValueError(
+            f"{name} has shape {array.shape}: it must have {ndim} dimension(s), none of them empty"
+        )
     if not np.isfinite(array).all():
         bad = array[~np.isfinite(array)][0]
-        raise ValueError(f"{name} holds {bad} at {np.argwhere(~np.isfinite(array))[0].tolist()}: it must be finite")
+        raise ValueError(
+            f"{name} holds {bad} at {np.argwhere(~np.isfinite(array))[0].tolist()}: it must be finite"
+        )
     return array

@@ -11,16 +11,21 @@ from spiral_mega.algorithm.credit import FloatArray
 from spiral_mega.traces import Trace
 
 
-def gate_advantages(advantages: ArrayLike, lengths: ArrayLike, target_length: int | None) -> FloatArray:
+def gate_advantages(
+    advantages: ArrayLike, lengths: ArrayLike, target_length: int | None
+) -> FloatArray:
     """Gated advantages (eq. 10), elementwise: 0 where A > 0 and L > target_length, A elsewhere.
 
-    A length equal to the target is kept, and so is any advantage that is not positive. `lengths` are response
-    tokens, the end token included. None: no gate. Raises ValueError if the shapes differ.
+    A length equal to the target is kept, and so is any advantage that is not positive. `lengths`
+    are response tokens, the end token included. None: no gate. Raises ValueError if the shapes
+    differ.
     """
     values = np.asarray(advantages, dtype=np.float64)
     tokens = np.asarray(lengths)
     if values.shape != tokens.shape:
-        raise ValueError(f"advantages have shape {values.shape} and lengths {tokens.shape}: give one length for each")
+        raise ValueError(
+            f"advantages have shape {values.shape} and lengths {tokens.shape}: give one length for each"
+        )
     if target_length is None:
         return values.copy()
     return np.where((values > 0) & (tokens > target_length), 0.0, values)

@@ -80,11 +80,15 @@ def make_loss(config: AlgorithmConfig) -> LossFunction:
     return partial(mask_off_policy_sequences, loss=loss, max_ratio=config.max_sequence_ratio)
 
 
-def mask_off_policy_sequences(inputs: LossInputs, *, loss: LossFunction, max_ratio: float) -> TokenLoss:
+def mask_off_policy_sequences(
+    inputs: LossInputs, *, loss: LossFunction, max_ratio: float
+) -> TokenLoss:
     """Mask every token of sequences whose exp(mean of d) is outside [1 / max_ratio, max_ratio], and compute `loss`."""
     tokens = _mask_tokens(replace(inputs, logprobs_R=inputs.logprobs_R.detach()))
     far_R = _sequence_mean(tokens, inputs.sequence_ids_R).abs() > math.log(max_ratio)
-    return loss(replace(inputs, sampler_logprobs_R=inputs.sampler_logprobs_R.masked_fill(far_R, -math.inf)))
+    return loss(
+        replace(inputs, sampler_logprobs_R=inputs.sampler_logprobs_R.masked_fill(far_R, -math.inf))
+    )
 
 
 def importance_sampling(inputs: LossInputs) -> TokenLoss:
@@ -108,7 +112,9 @@ def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
     sequence's own loss, so `loss_reduction: sequence_mean` gives GSPO's mean over sequences.
     """
     tokens = _mask_tokens(inputs)
-    return _clipped_surrogate(_sequence_mean(tokens, inputs.sequence_ids_R), tokens, clip_low, clip_high)
+    return _clipped_surrogate(
+        _sequence_mean(tokens, inputs.sequence_ids_R), tokens, clip_low, clip_high
+    )
 
 
 def cispo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
@@ -145,7 +151,9 @@ def _mask_tokens(inputs: LossInputs) -> _MaskedTokens:
     # Filled before any arithmetic: a mask on the result alone would let 0 * NaN into the gradient.
     logprobs_R = inputs.logprobs_R.masked_fill(masked_R, 0.0)
     log_ratio_R = logprobs_R - inputs.sampler_logprobs_R.masked_fill(masked_R, 0.0)
-    return _MaskedTokens(logprobs_R, log_ratio_R, inputs.advantages_R.masked_fill(masked_R, 0.0), masked_R)
+    return _MaskedTokens(
+        logprobs_R, log_ratio_R, inputs.advantages_R.masked_fill(masked_R, 0.0), masked_R
+    )
 
 
 def _sequence_mean(tokens: _MaskedTokens, sequence_ids_R: Tensor) -> Tensor:
@@ -162,7 +170,9 @@ def _ratio(log_ratio_R: Tensor) -> tuple[Tensor, Tensor]:
     return log_ratio_R.clamp(max=MAX_LOG_RATIO).exp(), log_ratio_R > MAX_LOG_RATIO
 
 
-def _clipped_surrogate(log_ratio_R: Tensor, tokens: _MaskedTokens, clip_low: float, clip_high: float) -> TokenLoss:
+def _clipped_surrogate(
+    log_ratio_R: Tensor, tokens: _MaskedTokens, clip_low: float, clip_high: float
+) -> TokenLoss:
     ratio_R, overflowed_R = _ratio(log_ratio_R)
     advantages_R = tokens.advantages_R
     clipped_ratio_R = ratio_R.clamp(1 - clip_low, 1 + clip_high)

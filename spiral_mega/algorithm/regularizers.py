@@ -1,17 +1,20 @@
-"""What may be added to the loss of a token beside its advantage: an entropy bonus and the KL to a reference policy.
+"""What may be added to the loss of a token beside its advantage: an entropy bonus and the KL to a
+reference policy.
 
-With d = log pi_ref - log pi at a sampled token, the KL estimators are k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d. Where
-the KL enters decides what is optimised (on policy; s: the tokens before):
+With d = log pi_ref - log pi at a sampled token, the KL estimators are k1 = -d, k2 = d^2 / 2, k3 =
+exp(d) - 1 - d. Where the KL enters decides what is optimised (on policy; s: the tokens before):
 
-- reward: each token's advantage loses beta times the sum of k over it and the tokens after it. With k1 the update is
-  -beta grad KL(pi || pi_ref) of whole responses, exactly; k2 and k3 leave out what their own gradient would add.
-- loss: beta k is added to the token's loss. k2 gives the gradient of KL(pi(. | s) || pi_ref(. | s)) at the states that
-  were sampled, k3 that of the reverse, KL(pi_ref(. | s) || pi(. | s)); k1's has mean 0, so the configuration refuses
-  it. What a token does to the states that follow is left out.
+- reward: each token's advantage loses beta times the sum of k over it and the tokens after it. With
+  k1 the update is -beta grad KL(pi || pi_ref) of whole responses, exactly; k2 and k3 leave out what
+  their own gradient would add.
+- loss: beta k is added to the token's loss. k2 gives the gradient of KL(pi(. | s) || pi_ref(. | s))
+  at the states that were sampled, k3 that of the reverse, KL(pi_ref(. | s) || pi(. | s)); k1's has
+  mean 0, so the configuration refuses it. What a token does to the states that follow is left out.
 
-The entropy bonus gives the gradient of H(pi(. | s)) at the states that were sampled. All are under the token's weight
-w_c / D, as its loss is, and reach every trace of a component that is trained, those without credit too. A component's
-goal with scale s thus weighs beta T / s against its reward, T the traces of a problem.
+The entropy bonus gives the gradient of H(pi(. | s)) at the states that were sampled. All are under
+the token's weight w_c / D, as its loss is, and reach every trace of a component that is trained,
+those without credit too. A component's goal with scale s thus weighs beta T / s against its reward,
+T the traces of a problem.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ def sum_to_end(values: Tensor, sequence_ids: Tensor) -> Tensor:
     exact = values.double()
     totals = torch.zeros_like(exact).index_add(0, sequence_ids, exact)
     before = totals.cumsum(0) - totals  # of all sequences before each
-    return (totals[sequence_ids] - (exact.cumsum(0) - exact - before[sequence_ids])).to(values.dtype)
+    return (totals[sequence_ids] - (exact.cumsum(0) - exact - before[sequence_ids])).to(
+        values.dtype
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,11 @@ class Regularizers:
         return self.entropy_bonus != 0 or self.kl is not None
 
     def advantages(
-        self, advantages: Tensor, logprobs: Tensor, reference_logprobs: Tensor | None, sequence_ids: Tensor
+        self,
+        advantages: Tensor,
+        logprobs: Tensor,
+        reference_logprobs: Tensor | None,
+        sequence_ids: Tensor,
     ) -> Tensor:
         """The advantages [T], less the KL where it is a reward."""
         if self.kl is None or reference_logprobs is None or self.kl.apply != "reward":
@@ -69,11 +78,15 @@ class Regularizers:
         k = kl_estimate(logprobs.detach(), reference_logprobs, self.kl.estimator)
         return advantages - self.kl.coefficient * sum_to_end(k, sequence_ids)
 
-    def penalty(self, logprobs: Tensor, entropy: Tensor, reference_logprobs: Tensor | None) -> Tensor | None:
+    def penalty(
+        self, logprobs: Tensor, entropy: Tensor, reference_logprobs: Tensor | None
+    ) -> Tensor | None:
         """What is added to the tokens' losses [T], or None."""
         terms = []
         if self.entropy_bonus:
             terms.append(-self.entropy_bonus * entropy)
         if self.kl is not None and reference_logprobs is not None and self.kl.apply == "loss":
-            terms.append(self.kl.coefficient * kl_estimate(logprobs, reference_logprobs, self.kl.estimator))
+            terms.append(
+                self.kl.coefficient * kl_estimate(logprobs, reference_logprobs, self.kl.estimator)
+            )
         return sum(terms[1:], terms[0]) if terms else None

@@ -16,7 +16,13 @@ from typing import Literal
 
 import numpy as np
 
-from spiral_mega.algorithm.sets import SetDesign, SetOrder, check_design, sample_sets, shuffle_members
+from spiral_mega.algorithm.sets import (
+    SetDesign,
+    SetOrder,
+    check_design,
+    sample_sets,
+    shuffle_members,
+)
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION
 
@@ -73,7 +79,9 @@ class SamplingPlan:
 
         Raises ValueError as `check_design` does.
         """
-        check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
+        check_design(
+            algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design
+        )
         level = Level(algorithm.num_sets, algorithm.set_size, algorithm.set_design)
         return cls(algorithm.search_traces, algorithm.aggregation_traces, (level,))
 
@@ -97,17 +105,25 @@ class SamplingPlan:
         if order == "ascending":
             return specs
         shuffled = shuffle_members([spec.members for spec in specs], rng=rng)
-        return [replace(spec, members=members) for spec, members in zip(specs, shuffled, strict=True)]
+        return [
+            replace(spec, members=members) for spec, members in zip(specs, shuffled, strict=True)
+        ]
 
     @property
     def largest_set(self) -> int:
         """The most traces shown in one aggregation prompt; 0 without aggregation."""
-        return max((level.set_size for level in self.levels), default=0) if self.aggregation_traces else 0
+        return (
+            max((level.set_size for level in self.levels), default=0)
+            if self.aggregation_traces
+            else 0
+        )
 
     @property
     def components(self) -> tuple[str, ...]:
         """The component of each level's aggregation traces: aggregation, aggregation_2, ..."""
-        return tuple(AGGREGATION if i == 0 else f"{AGGREGATION}_{i + 1}" for i in range(len(self.levels)))
+        return tuple(
+            AGGREGATION if i == 0 else f"{AGGREGATION}_{i + 1}" for i in range(len(self.levels))
+        )
 
     def _draw(self, rng: np.random.Generator) -> list[SetSpec]:
         specs: list[SetSpec] = []
@@ -122,6 +138,8 @@ class SamplingPlan:
     def _draw_level(self, level: Level, num_traces: int, rng: np.random.Generator) -> list[Members]:
         """Draw one level's sets, with members numbered from 0 among the `num_traces` that it draws from."""
         if level.design == "independent":
-            drawn = [rng.choice(num_traces, level.set_size, replace=False) for _ in range(level.num_sets)]
+            drawn = [
+                rng.choice(num_traces, level.set_size, replace=False) for _ in range(level.num_sets)
+            ]
             return [tuple(members.tolist()) for members in drawn]
         return sample_sets(num_traces, level.set_size, level.num_sets, rng=rng, method=level.design)

@@ -1,7 +1,9 @@
-"""Set RL on search traces alone: what the recipes share whose set score needs no aggregation (paper, 2.1).
+"""Set RL on search traces alone: what the recipes share whose set score needs no aggregation
+(paper, 2.1).
 
-J = E[f(x, y_1..y_n)] (eq. 2). K of the C(N1, n) sets are scored; a trace learns the mean of f(G) - mean(f) over the
-sets G that hold it. E[update] = M grad J (proposition 3.1). Scores cost no samples, so K may well be all C(N1, n).
+J = E[f(x, y_1..y_n)] (eq. 2). K of the C(N1, n) sets are scored; a trace learns the mean of f(G) -
+mean(f) over the sets G that hold it. E[update] = M grad J (proposition 3.1). Scores cost no
+samples, so K may well be all C(N1, n).
 """
 
 from __future__ import annotations
@@ -33,8 +35,13 @@ class SetObjective:
     def assign_credit(self, episode: Episode) -> None:
         """Equations 8 and 10. Raises ValueError for an episode without sets, and for a score that is not finite."""
         if not episode.sets:
-            raise ValueError(f"problem {episode.problem.id} has no sets: {self._config.objective} needs them")
-        scores = [self._score(episode.problem, [episode.search[j] for j in chosen]) for chosen in episode.sets]
+            raise ValueError(
+                f"problem {episode.problem.id} has no sets: {self._config.objective} needs them"
+            )
+        scores = []
+        for members in episode.sets:
+            traces = [episode.search[position] for position in members]
+            scores.append(self._score(episode.problem, traces))
         advantages = marginal_set_advantages(episode.sets, scores, len(episode.search))
         assign_gated(episode.search, advantages, self._config.target_length)
 

@@ -1,8 +1,10 @@
-"""Which sets of search traces are shown to the aggregator, and what the choice does to the gradient's scale.
+"""Which sets of search traces are shown to the aggregator, and what the choice does to the
+gradient's scale.
 
-The marginal set advantage is unbiased up to a factor M (paper, proposition 3.1) for every design whose law does
-not change when the traces are renamed. All three below have that property; it holds for a set score that
-depends on the order of a set too, since the traces are independent and a set's order never looks at their content.
+The marginal set advantage is unbiased up to a factor M (paper, proposition 3.1) for every design
+whose law does not change when the traces are renamed. All three below have that property; it holds
+for a set score that depends on the order of a set too, since the traces are independent and a set's
+order never looks at their content.
 """
 
 from __future__ import annotations
@@ -16,25 +18,32 @@ import numpy as np
 SetDesign = Literal["uniform", "ordered", "balanced"]
 SetOrder = Literal["ascending", "random"]
 
-# Balanced sets are drawn by rejection, a partition at a time. The last partition must be accepted about this often,
-# and a draw that found no new partition in this many tries (it may be at a dead end) starts again.
+# Balanced sets are drawn by rejection, a partition at a time. The last partition must be accepted
+# about this often, and a draw that found no new partition in this many tries (it may be at a dead
+# end) starts again.
 MIN_ACCEPTANCE = 1e-2
 TRIES = 2000
 
 
 def sample_sets(
-    num_traces: int, set_size: int, num_sets: int, *, rng: np.random.Generator, method: SetDesign = "uniform"
+    num_traces: int,
+    set_size: int,
+    num_sets: int,
+    *,
+    rng: np.random.Generator,
+    method: SetDesign = "uniform",
 ) -> list[tuple[int, ...]]:
     """K = num_sets distinct sets of n = set_size of the traces 0..N-1, N = num_traces.
 
-    - `uniform`: sets in ascending order, uniformly without replacement from all C(N, n) (the paper's).
+    - `uniform`: sets in ascending order, uniformly without replacement from all C(N, n) (the
+      paper's).
     - `ordered`: tuples, uniformly without replacement from all N!/(N-n)! arrangements.
-    - `balanced`: K n/N random partitions of the traces into N/n ascending sets each, so that every trace is in
-      K n/N sets. A partition that would repeat a set is drawn again: that never looks at a trace's name, so
-      the law stays exchangeable.
+    - `balanced`: K n/N random partitions of the traces into N/n ascending sets each, so that every
+      trace is in K n/N sets. A partition that would repeat a set is drawn again: that never looks
+      at a trace's name, so the law stays exchangeable.
 
-    The order of the list carries no meaning: credit is symmetric in the sets. For `uniform` and `ordered` it is
-    itself uniform. Nothing is enumerated, so any N and n will do.
+    The order of the list carries no meaning: credit is symmetric in the sets. For `uniform` and
+    `ordered` it is itself uniform. Nothing is enumerated, so any N and n will do.
 
     Raises ValueError as `check_design` does.
     """
@@ -43,18 +52,26 @@ def sample_sets(
     if method == "balanced" and num_sets < population:
         return _draw_partitions(num_traces, set_size, num_sets, rng)
     unrank = _arrangement if method == "ordered" else _combination
-    return [unrank(rank, num_traces, set_size) for rank in _distinct_below(population, num_sets, rng)]
+    return [
+        unrank(rank, num_traces, set_size) for rank in _distinct_below(population, num_sets, rng)
+    ]
 
 
-def shuffle_members(sets: list[tuple[int, ...]], *, rng: np.random.Generator) -> list[tuple[int, ...]]:
+def shuffle_members(
+    sets: list[tuple[int, ...]], *, rng: np.random.Generator
+) -> list[tuple[int, ...]]:
     """Return the same sets, each with its members in a random order of its own."""
     return [tuple(rng.permutation(members).tolist()) for members in sets]
 
 
-def check_design(num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform") -> None:
+def check_design(
+    num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
+) -> None:
     """Raise ValueError, with the value and the remedy, if no such sets can be drawn."""
     if method not in get_args(SetDesign):
-        raise ValueError(f"set design {method!r} is unknown: use one of {', '.join(get_args(SetDesign))}")
+        raise ValueError(
+            f"set design {method!r} is unknown: use one of {', '.join(get_args(SetDesign))}"
+        )
     for name, value in (("num_traces", num_traces), ("set_size", set_size), ("num_sets", num_sets)):
         if value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
@@ -66,14 +83,17 @@ def check_design(num_traces: int, set_size: int, num_sets: int, method: SetDesig
     population = _population(num_traces, set_size, method)
     if num_sets > population:
         raise ValueError(
-            f"num_sets is {num_sets}, but {num_traces} search traces have only {population} distinct {method} sets "
-            f"of {set_size}: use num_sets <= {population} or sample more search traces"
+            f"num_sets is {num_sets}, but {num_traces} search traces have only {population} "
+            f"distinct {method} sets of {set_size}: use num_sets <= {population} or sample more "
+            "search traces"
         )
     if method == "balanced":
         _check_balanced(num_traces, set_size, num_sets, population)
 
 
-def coverage_probability(num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform") -> float:
+def coverage_probability(
+    num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
+) -> float:
     """q, the probability that a given trace is in some set; exact until the last rounding.
 
     q = 1 - C(S', K) / C(S, K), with S sets in all and S' that lack the trace; 1 for `balanced`.
@@ -81,9 +101,13 @@ def coverage_probability(num_traces: int, set_size: int, num_sets: int, method: 
     return float(_coverage(num_traces, set_size, num_sets, method))
 
 
-def gradient_scale(num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform") -> float:
+def gradient_scale(
+    num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
+) -> float:
     """M = (N/n) q - 1 (proposition 3.1): E[sum_j grad log pi(y_j) A_marg(y_j)] = M grad E[f]. 0 if K = 1 or N = n."""
-    return float(Fraction(num_traces, set_size) * _coverage(num_traces, set_size, num_sets, method) - 1)
+    return float(
+        Fraction(num_traces, set_size) * _coverage(num_traces, set_size, num_sets, method) - 1
+    )
 
 
 def _coverage(num_traces: int, set_size: int, num_sets: int, method: SetDesign) -> Fraction:
@@ -91,36 +115,46 @@ def _coverage(num_traces: int, set_size: int, num_sets: int, method: SetDesign) 
     without = _population(num_traces - 1, set_size, method)
     if method == "balanced" or num_sets > without:
         return Fraction(1)
-    return 1 - Fraction(math.comb(without, num_sets), math.comb(_population(num_traces, set_size, method), num_sets))
+    return 1 - Fraction(
+        math.comb(without, num_sets), math.comb(_population(num_traces, set_size, method), num_sets)
+    )
 
 
 def _population(num_traces: int, set_size: int, method: SetDesign) -> int:
     """How many distinct sets there are to draw from."""
-    return math.perm(num_traces, set_size) if method == "ordered" else math.comb(num_traces, set_size)
+    return (
+        math.perm(num_traces, set_size) if method == "ordered" else math.comb(num_traces, set_size)
+    )
 
 
 def _check_balanced(num_traces: int, set_size: int, num_sets: int, population: int) -> None:
     if num_traces % set_size:
         raise ValueError(
-            f"set_size is {set_size}, which does not divide the {num_traces} search traces: the balanced design needs "
-            "whole partitions; change set_size or the number of search traces, or use the uniform design"
+            f"set_size is {set_size}, which does not divide the {num_traces} search traces: the "
+            "balanced design needs whole partitions; change set_size or the number of search "
+            "traces, or use the uniform design"
         )
     per_partition = num_traces // set_size
     if num_sets % per_partition:
         raise ValueError(
-            f"num_sets is {num_sets}, not a multiple of {per_partition}, the sets in one partition of {num_traces} "
-            f"search traces: use num_sets = {max(1, num_sets // per_partition) * per_partition}, or the uniform design"
+            f"num_sets is {num_sets}, not a multiple of {per_partition}, the sets in one partition "
+            f"of {num_traces} search traces: use num_sets = "
+            f"{max(1, num_sets // per_partition) * per_partition}, or the uniform design"
         )
-    # Baranyai's theorem: disjoint partitions exist up to the whole population. The limit is the cost of rejection.
+    # Baranyai's theorem: disjoint partitions exist up to the whole population. The limit is the
+    # cost of rejection.
     acceptance = (1 - (num_sets - per_partition) / population) ** per_partition
     if num_sets < population and acceptance < MIN_ACCEPTANCE:
         raise ValueError(
-            f"num_sets is {num_sets}, nearly all {population} sets of {set_size} among {num_traces} search traces, "
-            f"which is too many to draw in partitions: lower num_sets, use all {population}, or the uniform design"
+            f"num_sets is {num_sets}, nearly all {population} sets of {set_size} among "
+            f"{num_traces} search traces, which is too many to draw in partitions: lower num_sets, "
+            f"use all {population}, or the uniform design"
         )
 
 
-def _draw_partitions(num_traces: int, set_size: int, num_sets: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
+def _draw_partitions(
+    num_traces: int, set_size: int, num_sets: int, rng: np.random.Generator
+) -> list[tuple[int, ...]]:
     rounds = num_sets * set_size // num_traces
     while True:
         drawn: list[tuple[int, ...]] = []

@@ -36,7 +36,9 @@ class ComponentTotals(NamedTuple):
     tokens: int
 
 
-def component_totals(episodes: Sequence[Episode], components: Iterable[str]) -> dict[str, ComponentTotals]:
+def component_totals(
+    episodes: Sequence[Episode], components: Iterable[str]
+) -> dict[str, ComponentTotals]:
     """Count these episodes by component, in the order of `components`; zeros for a component
     without traces.
 
@@ -50,7 +52,9 @@ def component_totals(episodes: Sequence[Episode], components: Iterable[str]) -> 
                 lengths[trace.component].append(trace.length)
     totals = {}
     for component, tokens in lengths.items():
-        totals[component] = ComponentTotals(problems=len(episodes), traces=len(tokens), tokens=sum(tokens))
+        totals[component] = ComponentTotals(
+            problems=len(episodes), traces=len(tokens), tokens=sum(tokens)
+        )
     return totals
 
 
@@ -69,7 +73,11 @@ class Weighting:
         """
         problems, traces, tokens = totals[trace.component]
         reduction = self.reductions[trace.component]
-        denominator = {"sum": problems, "token_mean": tokens, "sequence_mean": traces * trace.length}[reduction]
+        denominator = {
+            "sum": problems,
+            "token_mean": tokens,
+            "sequence_mean": traces * trace.length,
+        }[reduction]
         if denominator < 1:
             raise ValueError(
                 f"the totals of {trace.component} are {problems} problems, {traces} traces and "
@@ -87,7 +95,9 @@ def make_weighting(config: AlgorithmConfig, objective: Objective) -> Weighting:
     is 0, or if weights or reductions given by component do not name exactly the objective's
     components.
     """
-    return Weighting(_component_weights(config, objective), _component_reductions(config, objective))
+    return Weighting(
+        _component_weights(config, objective), _component_reductions(config, objective)
+    )
 
 
 def training_sequences(
@@ -132,7 +142,9 @@ def scale_metrics(weighting: Weighting, objective: Objective) -> dict[str, float
     """
     metrics = {f"weight/{component}": weight for component, weight in weighting.weights.items()}
     with suppress(ValueError):
-        metrics |= {f"scale/{component}": scale for component, scale in objective.gradient_scales().items()}
+        metrics |= {
+            f"scale/{component}": scale for component, scale in objective.gradient_scales().items()
+        }
     return metrics
 
 
@@ -146,7 +158,9 @@ def _component_weights(config: AlgorithmConfig, objective: Objective) -> dict[st
     return dict.fromkeys(objective.components, 1.0)
 
 
-def _component_reductions(config: AlgorithmConfig, objective: Objective) -> dict[str, LossReduction]:
+def _component_reductions(
+    config: AlgorithmConfig, objective: Objective
+) -> dict[str, LossReduction]:
     reduction = config.loss_reduction
     if isinstance(reduction, dict):
         _check_names("loss_reduction", reduction, objective)

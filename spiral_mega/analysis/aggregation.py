@@ -42,7 +42,9 @@ def episode_stats(episode: Episode, groups: Groups) -> list[SetStats]:
             {
                 "size": len(members),
                 "right": sum(right),
-                "plurality_right": _is_plurality_right([groups[member] for member in members], right),
+                "plurality_right": _is_plurality_right(
+                    [groups[member] for member in members], right
+                ),
                 "answers": len(answers),
                 "succeeded": sum(answer.reward >= 1.0 for answer in answers),
             }
@@ -65,7 +67,10 @@ def aggregate(stats: Sequence[list[SetStats]], seed: int) -> dict[str, Any]:
     kept = cases["majority_right"]
     if kept is not None:
         low, high = kept["interval"]
-        cases["breaks_majority"] = kept | {"value": 1 - kept["value"], "interval": [1 - high, 1 - low]}
+        cases["breaks_majority"] = kept | {
+            "value": 1 - kept["value"],
+            "interval": [1 - high, 1 - low],
+        }
     compositions = {(each["size"], each["right"]) for sets in stats for each in sets}
     by_right = []
     for size, right in sorted(compositions):
@@ -78,7 +83,9 @@ def _has_composition(size: int, right: int) -> Callable[[SetStats], bool]:
     return lambda each: (each["size"], each["right"]) == (size, right)
 
 
-def _success(stats: Sequence[list[SetStats]], case: Callable[[SetStats], bool], seed: int) -> dict[str, Any] | None:
+def _success(
+    stats: Sequence[list[SetStats]], case: Callable[[SetStats], bool], seed: int
+) -> dict[str, Any] | None:
     """Return the share of right answers to the sets of one case, with problems as the unit of resampling."""
     succeeded, answers = [], []
     for sets in stats:

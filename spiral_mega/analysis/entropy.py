@@ -47,7 +47,9 @@ def aggregate(stats: Sequence[list[LevelNll]], seed: int) -> list[dict[str, Any]
         nll = [sum(each["nll"]) for each in problems]
         tokens = [sum(each["tokens"]) for each in problems]
         tenths = [_tenth_entropy(problems, tenth) for tenth in range(TENTHS)]
-        summaries.append({"level": level_name(level), "entropy": ratio(nll, tokens, seed), "tenths": tenths})
+        summaries.append(
+            {"level": level_name(level), "entropy": ratio(nll, tokens, seed), "tenths": tenths}
+        )
     return summaries
 
 

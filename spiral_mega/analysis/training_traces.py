@@ -30,7 +30,9 @@ def trace_files(run_dir: Path) -> dict[int, list[Path]]:
         if match:
             files.setdefault(int(match[1]), []).append(path)
     if not files:
-        raise UserError(f"{run_dir} holds no traces (traces/step_*.parquet): train with telemetry.traces=true")
+        raise UserError(
+            f"{run_dir} holds no traces (traces/step_*.parquet): train with telemetry.traces=true"
+        )
     return dict(sorted(files.items()))
 
 
@@ -39,10 +41,14 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     try:
         yield from map(episode_from_row, read_traces(path))
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read as traces ({type(error).__name__}: {error})") from error
+        raise UserError(
+            f"{path} cannot be read as traces ({type(error).__name__}: {error})"
+        ) from error
 
 
-def analyze_training(run_dir: Path, *, points: int, seed: int, time_limit_s: float, workers: int) -> dict[str, Any]:
+def analyze_training(
+    run_dir: Path, *, points: int, seed: int, time_limit_s: float, workers: int
+) -> dict[str, Any]:
     """Analyze the traces of a run, write the result to run_dir/analysis.json, and return it.
 
     The result is {"points": [{"first", "last", "episodes", <part>: summary}, ...]}: the run's steps
@@ -50,13 +56,22 @@ def analyze_training(run_dir: Path, *, points: int, seed: int, time_limit_s: flo
     """
     files = trace_files(run_dir)
     steps = list(files)
-    spans = [steps[i * len(steps) // points : (i + 1) * len(steps) // points] for i in range(points)]
+    spans = [
+        steps[i * len(steps) // points : (i + 1) * len(steps) // points] for i in range(points)
+    ]
     summaries = []
     with VerifierPool(time_limit_s, workers, ()) as verifier:
         for span in filter(None, spans):
             paths = [path for step in span for path in files[step]]
             stats = _stats_of_files(paths, verifier)
-            summaries.append({"first": span[0], "last": span[-1], "episodes": len(stats), **aggregate(stats, seed)})
+            summaries.append(
+                {
+                    "first": span[0],
+                    "last": span[-1],
+                    "episodes": len(stats),
+                    **aggregate(stats, seed),
+                }
+            )
             log.info("steps %d to %d: %d episodes", span[0], span[-1], len(stats))
     analysis = {"points": summaries}
     write_json_atomic(run_dir / "analysis.json", analysis)

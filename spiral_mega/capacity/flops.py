@@ -16,7 +16,11 @@ class Work:
     pairs: float
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.head_tokens + other.head_tokens, self.pairs + other.pairs)
+        return Work(
+            self.tokens + other.tokens,
+            self.head_tokens + other.head_tokens,
+            self.pairs + other.pairs,
+        )
 
 
 def linear(sizes: ModelSizes, tokens: float) -> float:
@@ -42,9 +46,9 @@ def forward(sizes: ModelSizes, work: Work) -> float:
 def training(sizes: ModelSizes, work: Work, *, frozen: bool, checkpointing: bool) -> float:
     """Count the forward and backward pass.
 
-    With a frozen base (`frozen`) no weight gradients of the base are computed. Activation checkpointing runs the
-    layers' forward pass once more. The head computes its logits twice, and the backward pass of attention computes
-    the scores again.
+    With a frozen base (`frozen`) no weight gradients of the base are computed. Activation
+    checkpointing runs the layers' forward pass once more. The head computes its logits twice, and
+    the backward pass of attention computes the scores again.
     """
     backward = 1 if frozen else 2
     recompute = 1 if checkpointing else 0

@@ -46,8 +46,9 @@ def forecast(
 ) -> bool:
     """Report memory and step time of the run on `nodes` nodes; return whether it fits.
 
-    `traced` also traces an update's memory, `layouts` searches the fastest layouts that fit, `picture` is a PNG of
-    memory through a step. Raises UserError for an unknown GPU, or a cluster or model that cannot be forecast.
+    `traced` also traces an update's memory, `layouts` searches the fastest layouts that fit,
+    `picture` is a PNG of memory through a step. Raises UserError for an unknown GPU, or a cluster
+    or model that cannot be forecast.
     """
     if gpu not in MACHINES:
         raise UserError(f"--gpu is {gpu!r}: use one of {', '.join(MACHINES)}")
@@ -56,8 +57,9 @@ def forecast(
     sizes = _checked_sizes(config, cluster.world)
     phases = memory.phases(config, sizes, cluster.world)
     print_line(
-        f"{config.model.path}: {sizes.params / 1e9:.2f} B weights, {sizes.trained_params / 1e6:,.0f} M trained, "
-        f"on {cluster.world} GPUs {gpu} ({nodes} nodes)\n"
+        f"{config.model.path}: {sizes.params / 1e9:.2f} B weights, "
+        f"{sizes.trained_params / 1e6:,.0f} M trained, on {cluster.world} GPUs {gpu} ({nodes} "
+        "nodes)\n"
     )
     print_line(tables.memory_table(phases))
     print_line("\n" + tables.summary(phases, machine))
@@ -68,29 +70,42 @@ def forecast(
     if cache_error:
         print_line("\n" + cache_error)
     elif time is None:
-        print_line("\nno step time: neither the embedded engine nor recipes with several levels are simulated")
+        print_line(
+            "\nno step time: neither the embedded engine nor recipes with several levels are simulated"
+        )
     else:
         print_line("\n" + tables.time_lines(time))
     fits_memory = memory.fits(config, sizes, cluster.world, machine)
     if not fits_memory:
         changes = remedies(config, sizes, cluster.world, machine)
-        print_line("\nDOES NOT FIT. These changes lower the peak:\n" + tables.remedy_lines(changes, machine))
+        print_line(
+            "\nDOES NOT FIT. These changes lower the peak:\n"
+            + tables.remedy_lines(changes, machine)
+        )
     if layouts and not _several_levels(config):
-        print_line("\nfastest layouts that fit (sampling simulated on one engine's share of the batch):")
+        print_line(
+            "\nfastest layouts that fit (sampling simulated on one engine's share of the batch):"
+        )
         print_line(tables.search_lines(search(config, sizes, machine, nodes, cluster.lengths)))
     print_line("\n" + tables.assumptions(config, sizes, machine, nodes, cluster.lengths))
     if picture is not None:
-        tables.plot(phases, machine, time, f"{config.model.path} on {cluster.world} GPUs {gpu}", picture)
+        tables.plot(
+            phases, machine, time, f"{config.model.path} on {cluster.world} GPUs {gpu}", picture
+        )
     return fits_memory and not cache_error
 
 
 def _checked_sizes(config: Config, world: int) -> ModelSizes:
     """Measure the model; raise UserError for what cannot be forecast."""
     if config.two_models is not None:
-        raise UserError("two_models is set: plan supports one model; set two_models to null to forecast that")
+        raise UserError(
+            "two_models is set: plan supports one model; set two_models to null to forecast that"
+        )
     parallel = config.rollout.engine.tensor_parallel
     if world % parallel:
-        raise UserError(f"rollout.engine.tensor_parallel is {parallel}, which does not divide {world} GPUs")
+        raise UserError(
+            f"rollout.engine.tensor_parallel is {parallel}, which does not divide {world} GPUs"
+        )
     hf_config = resolve_model_config(config.model)
     sizes = measure_model(hf_config, config.model.lora)
     if config.policy.backend == "megatron":

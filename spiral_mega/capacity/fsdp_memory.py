@@ -19,11 +19,12 @@ def policy_memory(config: Config, sizes: ModelSizes, world: int) -> PolicyMemory
 
 
 def activation_bytes(sizes: ModelSizes, item: int, *, frozen: bool) -> float:
-    """Forecast what one decoder layer keeps of one token for its backward pass, without recomputation.
+    """Forecast what one decoder layer keeps of one token for its backward pass, without
+    recomputation.
 
-    Follows transformers' code: a norm keeps its input in float32, its result and, to train its weight, the tensor that
-    it multiplies; rotary embedding keeps its result; the gated MLP keeps four tensors of its inner width. `item` is the
-    bytes of one number in the compute dtype.
+    Follows transformers' code: a norm keeps its input in float32, its result and, to train its
+    weight, the tensor that it multiplies; rotary embedding keeps its result; the gated MLP keeps
+    four tensors of its inner width. `item` is the bytes of one number in the compute dtype.
     """
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     normed = FLOAT if frozen else FLOAT + item
@@ -35,23 +36,31 @@ def activation_bytes(sizes: ModelSizes, item: int, *, frozen: bool) -> float:
 
 def _weights(config: Config, sizes: ModelSizes, world: int) -> dict[str, float]:
     lora, kl = config.model.lora is not None, config.algorithm.kl
-    weights = {"weights (float32 shards)": FLOAT * (sizes.trained_params + (sizes.params if lora else 0)) / world}
+    weights = {
+        "weights (float32 shards)": FLOAT
+        * (sizes.trained_params + (sizes.params if lora else 0))
+        / world
+    }
     if kl is not None and (kl.reference is not None or not lora):
         weights["reference"] = FLOAT * sizes.params / world
     return weights
 
 
 def _forward_backward(config: Config, sizes: ModelSizes, world: int) -> dict[str, float]:
-    """Forecast the peak of a micro-batch: in the last layer's backward pass, or in the head's before it.
+    """Forecast the peak of a micro-batch: in the last layer's backward pass, or in the head's
+    before it.
 
     Earlier micro-batches have left their gradients.
     """
     item = itemsize(config.policy.param_dtype)
     frozen = config.model.lora is not None
-    # FSDP keeps the root's weights until backward and gathers one layer ahead; each gather has a flat buffer.
+    # FSDP keeps the root's weights until backward and gathers one layer ahead; each gather has a
+    # flat buffer.
     layer = sizes.layer_params + (sizes.trained_layer_params if frozen else 0)
     root = sizes.root_params + (sizes.trained_root_params if frozen else 0)
-    head_gradient = item * (sizes.trained_root_params if frozen else sizes.vocabulary * sizes.hidden)
+    head_gradient = item * (
+        sizes.trained_root_params if frozen else sizes.vocabulary * sizes.hidden
+    )
     return {
         "gathered weights": item * (root + 3 * layer),
         **_activations(config, sizes, item, frozen=frozen),

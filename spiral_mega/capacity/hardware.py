@@ -36,7 +36,8 @@ MACHINES = {
         Machine("b200", 180e9, 8.0e12, 2250e12, 900e9, 50e9),
     )
 }
-# Shares of the peaks. Assumptions, not measurements: nothing of this project has been timed on a GPU yet.
+# Shares of the peaks. Assumptions, not measurements: nothing of this project has been timed on a
+# GPU yet.
 TRAINING_SHARE = 0.40  # of FLOP/s, over a whole micro-batch
 LINK_SHARE = 0.7
 MEMORY_SHARE = 0.8

@@ -28,7 +28,10 @@ class RankWeights:
 
 def stages(config: Config, sizes: ModelSizes, world: int) -> list[PolicyMemory]:
     """Forecast what policy/megatron takes of a rank in each pipeline stage."""
-    return [_stage(config, sizes, world, stage) for stage in range(config.policy.megatron.pipeline_parallel)]
+    return [
+        _stage(config, sizes, world, stage)
+        for stage in range(config.policy.megatron.pipeline_parallel)
+    ]
 
 
 def layers_of(layout: MegatronConfig, layers: int, stage: int) -> int:
@@ -41,7 +44,8 @@ def layers_of(layout: MegatronConfig, layers: int, stage: int) -> int:
 def in_flight(layout: MegatronConfig, stage: int) -> float:
     """Return for how many micro-batches a rank of the stage keeps activations of all its layers.
 
-    With virtual stages it keeps those of some layers for more micro-batches; the result is in units of all layers.
+    With virtual stages it keeps those of some layers for more micro-batches; the result is in units
+    of all layers.
     """
     stages_after = layout.pipeline_parallel - 1 - stage
     chunks = layout.virtual_stages
@@ -96,7 +100,11 @@ def _adapter_weights(
     lora, tensor = config.model.lora, config.policy.megatron.tensor_parallel
     if lora is None:
         return 0.0
-    copies = dict.fromkeys(ATTENTION, float(layers)) | dict.fromkeys(MLP, layers - sparse) | {"lm_head": float(last)}
+    copies = (
+        dict.fromkeys(ATTENTION, float(layers))
+        | dict.fromkeys(MLP, layers - sparse)
+        | {"lm_head": float(last)}
+    )
     count = 0.0
     for name, (inputs, outputs) in shapes.items():
         if name not in lora.targets:
@@ -107,10 +115,12 @@ def _adapter_weights(
 
 
 def layer_bytes(config: Config, sizes: ModelSizes, *, sparse: bool) -> float:
-    """Forecast what a layer keeps of one token of a micro-batch for its backward pass, without recomputation.
+    """Forecast what a layer keeps of one token of a micro-batch for its backward pass, without
+    recomputation.
 
-    A norm keeps its input in float32, its result and, to train its weight, the tensor that it multiplies; the gated MLP
-    keeps four tensors of its inner width, for each expert that the token is routed to.
+    A norm keeps its input in float32, its result and, to train its weight, the tensor that it
+    multiplies; the gated MLP keeps four tensors of its inner width, for each expert that the token
+    is routed to.
     """
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     tensor = layout.tensor_parallel
@@ -119,14 +129,19 @@ def layer_bytes(config: Config, sizes: ModelSizes, *, sparse: bool) -> float:
     normed = FLOAT if config.model.lora is not None else FLOAT + item
     norms = 2 * sizes.hidden * (normed + item) / sequence
     head_norms = (q + kv) * normed / tensor if sizes.qk_norm else 0
-    # Rotated queries and keys, the values as a view of the product that holds all three, and the result. Context
-    # parallelism gathers the keys and values of all rows.
+    # Rotated queries and keys, the values as a view of the product that holds all three, and the
+    # result. Context parallelism gathers the keys and values of all rows.
     gathered = 2 * kv * layout.context_parallel if layout.context_parallel > 1 else 0
     attention = (item * (3 * q + 3 * kv + gathered) + FLOAT * sizes.heads) / tensor
     if not sparse:
         return norms + head_norms + attention + 4 * item * sizes.intermediate / tensor
     # With equally busy experts a rank receives as many tokens as it sends.
-    routed = sizes.experts_per_token * item * (2 * sizes.hidden + 4 * sizes.expert_intermediate) / sequence
+    routed = (
+        sizes.experts_per_token
+        * item
+        * (2 * sizes.hidden + 4 * sizes.expert_intermediate)
+        / sequence
+    )
     return norms + head_norms + attention + routed + 2 * FLOAT * sizes.experts / sequence
 
 
@@ -155,22 +170,28 @@ def _stage(config: Config, sizes: ModelSizes, world: int, stage: int) -> PolicyM
     )
 
 
-def _update(config: Config, sizes: ModelSizes, weights: RankWeights, stage: int) -> dict[str, float]:
-    """Forecast the activations of the micro-batches in flight, and the scratch of one layer's or the head's backward
-    pass."""
+def _update(
+    config: Config, sizes: ModelSizes, weights: RankWeights, stage: int
+) -> dict[str, float]:
+    """Forecast the activations of the micro-batches in flight, and the scratch of one layer's or
+    the head's backward pass."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     checkpointing = config.policy.activation_checkpointing
     tokens = config.policy.microbatch_tokens / layout.context_parallel
     dense_layer = layer_bytes(config, sizes, sparse=False)
     sparse_layer = layer_bytes(config, sizes, sparse=True)
     sparse_layers = sizes.moe_layers / sizes.layers * weights.layers
-    largest_layer = max(dense_layer if sparse_layers < weights.layers else 0, sparse_layer if sparse_layers else 0)
+    largest_layer = max(
+        dense_layer if sparse_layers < weights.layers else 0, sparse_layer if sparse_layers else 0
+    )
     if checkpointing:
         sequence = layout.tensor_parallel if layout.sequence_parallel else 1
         kept = weights.layers * item * sizes.hidden / sequence
     else:
         kept = (weights.layers - sparse_layers) * dense_layer + sparse_layers * sparse_layer
-    scratch = _layer_scratch(config, sizes, tokens, largest_layer if checkpointing else 0, moe=sparse_layers > 0)
+    scratch = _layer_scratch(
+        config, sizes, tokens, largest_layer if checkpointing else 0, moe=sparse_layers > 0
+    )
     if stage == layout.pipeline_parallel - 1:
         scratch = max(scratch, _head_scratch(config, sizes, tokens))
     return {
@@ -180,7 +201,9 @@ def _update(config: Config, sizes: ModelSizes, weights: RankWeights, stage: int)
     }
 
 
-def _layer_scratch(config: Config, sizes: ModelSizes, tokens: float, recomputed: float, *, moe: bool) -> float:
+def _layer_scratch(
+    config: Config, sizes: ModelSizes, tokens: float, recomputed: float, *, moe: bool
+) -> float:
     """Forecast the scratch of a layer's backward pass; `recomputed` are its activations per token, if recomputed."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     sequence = layout.tensor_parallel if layout.sequence_parallel else 1
@@ -188,7 +211,9 @@ def _layer_scratch(config: Config, sizes: ModelSizes, tokens: float, recomputed:
         inner = sizes.experts_per_token * sizes.expert_intermediate / sequence
     else:
         inner = sizes.intermediate / layout.tensor_parallel
-    gathered = 2 * item * sizes.hidden if sequence > 1 else 0  # the whole input of a linear map, and its gradient
+    gathered = (
+        2 * item * sizes.hidden if sequence > 1 else 0
+    )  # the whole input of a linear map, and its gradient
     return tokens * (recomputed + item * (3 * inner + 2 * sizes.hidden / sequence) + gathered)
 
 

@@ -11,17 +11,26 @@ from spiral_mega.config import Config
 from spiral_mega.models.dimensions import ModelSizes, itemsize
 
 
-def training_seconds(config: Config, sizes: ModelSizes, machine: Machine, world: int, work: Work) -> float:
-    """Forecast the forward and backward passes of a batch, in seconds, with ranks and experts equally busy.
+def training_seconds(
+    config: Config, sizes: ModelSizes, machine: Machine, world: int, work: Work
+) -> float:
+    """Forecast the forward and backward passes of a batch, in seconds, with ranks and experts
+    equally busy.
 
     The stage with the head sets the pace; ranks wait while the pipeline fills and drains.
     """
     layout, policy = config.policy.megatron, config.policy
-    tensor, context, pipeline = layout.tensor_parallel, layout.context_parallel, layout.pipeline_parallel
+    tensor, context, pipeline = (
+        layout.tensor_parallel,
+        layout.context_parallel,
+        layout.pipeline_parallel,
+    )
     replicas = world / (tensor * context * pipeline)
     tokens = work.tokens / (replicas * context)  # of one rank, through all the layers that it has
     flops_per_second = machine.flops * TRAINING_SHARE
-    arithmetic = _slowest_stage_flops(config, sizes, work) / (replicas * context * tensor) / flops_per_second
+    arithmetic = (
+        _slowest_stage_flops(config, sizes, work) / (replicas * context * tensor) / flops_per_second
+    )
     collectives = (
         _tensor_parallel_seconds(config, sizes, machine, tokens)
         + _context_parallel_seconds(config, sizes, machine, tokens)
@@ -29,10 +38,14 @@ def training_seconds(config: Config, sizes: ModelSizes, machine: Machine, world:
     )
     microbatches = max(1.0, work.tokens / (replicas * policy.microbatch_tokens))
     bubble = 1 + (pipeline - 1) / (layout.virtual_stages * microbatches)
-    return float(bubble * (arithmetic + collectives) + _reduction_seconds(config, sizes, machine, world))
+    return float(
+        bubble * (arithmetic + collectives) + _reduction_seconds(config, sizes, machine, world)
+    )
 
 
-def _tensor_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
+def _tensor_parallel_seconds(
+    config: Config, sizes: ModelSizes, machine: Machine, tokens: float
+) -> float:
     """Of a layer's four products two gather their rows and two scatter them; backward one gathers its input again."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     tensor, layers = layout.tensor_parallel, sizes.layers / layout.pipeline_parallel
@@ -42,17 +55,24 @@ def _tensor_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine
     return sent / _link(machine, tensor, 1)
 
 
-def _context_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
+def _context_parallel_seconds(
+    config: Config, sizes: ModelSizes, machine: Machine, tokens: float
+) -> float:
     """Keys and values are gathered forward, and their gradients scattered backward."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     tensor, context = layout.tensor_parallel, layout.context_parallel
-    layers, recompute = sizes.layers / layout.pipeline_parallel, int(config.policy.activation_checkpointing)
+    layers, recompute = (
+        sizes.layers / layout.pipeline_parallel,
+        int(config.policy.activation_checkpointing),
+    )
     kv = 2 * sizes.kv_heads * sizes.head_dim / tensor
     sent = (2 + recompute) * layers * tokens * context * kv * item * (context - 1) / context
     return sent / _link(machine, context, tensor)
 
 
-def _expert_parallel_seconds(config: Config, sizes: ModelSizes, machine: Machine, tokens: float) -> float:
+def _expert_parallel_seconds(
+    config: Config, sizes: ModelSizes, machine: Machine, tokens: float
+) -> float:
     """Tokens are dispatched to their experts and combined again."""
     layout, item = config.policy.megatron, itemsize(config.policy.param_dtype)
     experts, recompute = layout.expert_parallel, int(config.policy.activation_checkpointing)

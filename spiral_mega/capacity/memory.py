@@ -1,4 +1,5 @@
-"""Analytic GPU memory of one rank through a training step: policy and engine together. Bytes throughout.
+"""Analytic GPU memory of one rank through a training step: policy and engine together. Bytes
+throughout.
 
     phase            resident policy   engine                  in addition
     sampling         weights, moments  weights, KV cache       vLLM's overhead
@@ -41,7 +42,9 @@ def phases(config: Config, sizes: ModelSizes, world: int) -> list[Phase]:
     else:
         policies = [fsdp_memory.policy_memory(config, sizes, world)]
     by_rank = [_phases(config, sizes, policy) for policy in policies]
-    return [max(same_phase, key=lambda phase: phase.total) for same_phase in zip(*by_rank, strict=True)]
+    return [
+        max(same_phase, key=lambda phase: phase.total) for same_phase in zip(*by_rank, strict=True)
+    ]
 
 
 def peak(config: Config, sizes: ModelSizes, world: int) -> Phase:
@@ -71,7 +74,9 @@ def _phases(config: Config, sizes: ModelSizes, policy: PolicyMemory) -> list[Pha
         "optimizer step": {**base, **while_training, **policy.moments, **policy.step},
         "weight sync": {**base, **while_syncing, **overhead, "sync bucket": 2 * bucket},
     }
-    torch_tensors = policy.resident.keys() | policy.update.keys() | policy.moments.keys() | policy.step.keys()
+    torch_tensors = (
+        policy.resident.keys() | policy.update.keys() | policy.moments.keys() | policy.step.keys()
+    )
     return [Phase(name, _with_fragmentation(each, torch_tensors)) for name, each in parts.items()]
 
 
@@ -83,7 +88,9 @@ def _with_fragmentation(parts: dict[str, float], torch_tensors: set[str]) -> dic
 def _engine_bytes(config: Config, sizes: ModelSizes) -> tuple[float, float]:
     """Forecast the engine's weights and KV cache on one rank."""
     engine, item = config.rollout.engine, itemsize(config.policy.param_dtype)
-    head = sizes.vocabulary * sizes.hidden if sizes.tied else 0  # the engine has a head of its own even if it is tied
+    head = (
+        sizes.vocabulary * sizes.hidden if sizes.tied else 0
+    )  # the engine has a head of its own even if it is tied
     weights = item * (sizes.params + head) / engine.tensor_parallel
     if engine.name == "vllm":
         return weights, engine.kv_cache_mb * 2**20

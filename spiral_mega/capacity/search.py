@@ -40,7 +40,9 @@ def changed(config: Config, changes: Changes) -> Config:
     return Config.model_validate(values)
 
 
-def remedies(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> list[tuple[Changes, float]]:
+def remedies(
+    config: Config, sizes: ModelSizes, world: int, machine: Machine
+) -> list[tuple[Changes, float]]:
     """Return single changes that lower the peak, cheapest first, each with the peak in bytes that results."""
     now = memory.peak(config, sizes, world).total
     found = []
@@ -51,7 +53,9 @@ def remedies(config: Config, sizes: ModelSizes, world: int, machine: Machine) ->
     return found
 
 
-def _single_changes(config: Config, sizes: ModelSizes, world: int, machine: Machine) -> Iterator[Changes]:
+def _single_changes(
+    config: Config, sizes: ModelSizes, world: int, machine: Machine
+) -> Iterator[Changes]:
     engine, policy = config.rollout.engine, config.policy
     context = config.rollout.sampling.max_context_tokens
     vllm = engine.name == "vllm"
@@ -90,11 +94,18 @@ def largest_cache(config: Config, sizes: ModelSizes, world: int, machine: Machin
 
 
 def search(
-    config: Config, sizes: ModelSizes, machine: Machine, nodes: int, lengths: Lengths, count: int = 5
+    config: Config,
+    sizes: ModelSizes,
+    machine: Machine,
+    nodes: int,
+    lengths: Lengths,
+    count: int = 5,
 ) -> list[Layout]:
-    """Return the `count` fastest layouts that fit, over engine size, KV cache, recomputation, micro-batch and sleep.
+    """Return the `count` fastest layouts that fit, over engine size, KV cache, recomputation,
+    micro-batch and sleep.
 
-    Step times are `step_time`'s on one engine's share of the batch. Only for the vLLM engine; empty for others.
+    Step times are `step_time`'s on one engine's share of the batch. Only for the vLLM engine; empty
+    for others.
     """
     if config.rollout.engine.name != "vllm":
         return []
@@ -114,9 +125,13 @@ def search(
 
 def _candidates(config: Config, sizes: ModelSizes, machine: Machine) -> Iterator[Changes]:
     context = config.rollout.sampling.max_context_tokens
-    engine_sizes = [size for size in (1, 2, 4, 8) if size <= machine.node_gpus and sizes.kv_heads % size == 0]
+    engine_sizes = [
+        size for size in (1, 2, 4, 8) if size <= machine.node_gpus and sizes.kv_heads % size == 0
+    ]
     microbatches = (context, 2 * context, 4 * context)
-    for parallel, checkpointing, tokens, sleep in product(engine_sizes, (False, True), microbatches, (True, False)):
+    for parallel, checkpointing, tokens, sleep in product(
+        engine_sizes, (False, True), microbatches, (True, False)
+    ):
         yield {
             "rollout.engine.tensor_parallel": parallel,
             "rollout.engine.sleep": sleep,

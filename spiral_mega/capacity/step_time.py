@@ -57,8 +57,8 @@ def step_time(
 ) -> StepTime:
     """Forecast a step on `nodes` nodes with every problem effective.
 
-    `exact` simulates the whole batch. Otherwise one engine samples its share of the batch, which is faster but leaves
-    out that engines wait for one another.
+    `exact` simulates the whole batch. Otherwise one engine samples its share of the batch, which is
+    faster but leaves out that engines wait for one another.
     """
     world = nodes * machine.node_gpus
     problems = sample_batch(config, lengths, seed)
@@ -86,7 +86,8 @@ def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[SimProblem
     levels = plan.levels if plan.aggregation_traces else ()
     if len(levels) > 1:
         raise UserError(
-            f"algorithm.objective {config.algorithm.objective!r} has several levels, which are not simulated"
+            f"algorithm.objective {config.algorithm.objective!r} has several levels, which are not "
+            "simulated"
         )
     shape = Shape(
         problems=config.batch.problems,
@@ -111,7 +112,9 @@ def sample_batch(config: Config, lengths: Lengths, seed: int) -> list[SimProblem
 def tree_work(problem: SimProblem) -> Work:
     """Count the work of training on a problem's token tree. Sets that begin with the same traces share them."""
     tokens = problem.prompt + sum(problem.search)
-    pairs = problem.prompt**2 / 2 + sum(length * (problem.prompt + length / 2) for length in problem.search)
+    pairs = problem.prompt**2 / 2 + sum(
+        length * (problem.prompt + length / 2) for length in problem.search
+    )
     seen: set[tuple[int, ...]] = set()
     for members, answers in zip(problem.sets, problem.aggregation, strict=True):
         context = 0.0
@@ -129,7 +132,12 @@ def tree_work(problem: SimProblem) -> Work:
 
 
 def _sampling_seconds(
-    config: Config, sizes: ModelSizes, machine: Machine, world: int, problems: Sequence[SimProblem], exact: bool
+    config: Config,
+    sizes: ModelSizes,
+    machine: Machine,
+    world: int,
+    problems: Sequence[SimProblem],
+    exact: bool,
 ) -> float:
     rollout, engine = config.rollout, config.rollout.engine
     engines = world // engine.tensor_parallel
@@ -154,20 +162,30 @@ def _simulated_engine(config: Config, sizes: ModelSizes, machine: Machine) -> En
         return simulated
     # A step reads all experts, but a token is multiplied with few of them.
     active_share = sizes.active_params / read
-    return replace(simulated, sequence=active_share * simulated.sequence, prefill=active_share * simulated.prefill)
+    return replace(
+        simulated,
+        sequence=active_share * simulated.sequence,
+        prefill=active_share * simulated.prefill,
+    )
 
 
-def _fsdp_training_seconds(config: Config, sizes: ModelSizes, machine: Machine, nodes: int, work: Work) -> float:
+def _fsdp_training_seconds(
+    config: Config, sizes: ModelSizes, machine: Machine, nodes: int, work: Work
+) -> float:
     """Return the longer of arithmetic and FSDP's collectives, which overlap, with all ranks equally busy."""
     world = nodes * machine.node_gpus
     policy, item = config.policy, itemsize(config.policy.param_dtype)
     frozen = config.model.lora is not None
-    total = flops.training(sizes, work, frozen=frozen, checkpointing=policy.activation_checkpointing)
+    total = flops.training(
+        sizes, work, frozen=frozen, checkpointing=policy.activation_checkpointing
+    )
     if config.algorithm.kl is not None:
         total += flops.forward(sizes, work)
     arithmetic = total / world / (machine.flops * TRAINING_SHARE)
     microbatches = -(-work.tokens // (policy.microbatch_tokens * world))
-    moved = 2 * item * sizes.params + 4 * sizes.trained_params  # gathered forward and backward, reduced in float32
+    moved = (
+        2 * item * sizes.params + 4 * sizes.trained_params
+    )  # gathered forward and backward, reduced in float32
     return float(max(arithmetic, microbatches * moved / _link(machine, nodes)))
 
 

@@ -32,7 +32,10 @@ def memory_table(phases: Sequence[Phase]) -> str:
     names = list(dict.fromkeys(name for phase in phases for name in phase.parts))
     lines = [f"{'GiB per rank':28}" + "".join(f"{phase.name:>16}" for phase in phases)]
     for name in names:
-        cells = "".join(f"{phase.parts[name] / GIB:16.2f}" if name in phase.parts else " " * 16 for phase in phases)
+        cells = "".join(
+            f"{phase.parts[name] / GIB:16.2f}" if name in phase.parts else " " * 16
+            for phase in phases
+        )
         lines.append(f"{name:28}{cells}")
     lines.append(f"{'total':28}" + "".join(f"{phase.total / GIB:16.1f}" for phase in phases))
     return "\n".join(lines)
@@ -43,15 +46,25 @@ def trace_lines(traced: Traced, phases: Sequence[Phase]) -> str:
     (training,) = [phase for phase in phases if phase.name == "training"]
     others = ("context", "engine weights", "KV cache", "fragmentation")
     same = sum(size for name, size in training.parts.items() if name not in others)
-    parts = ", ".join(f"{name.lower()} {size / GIB:.2f}" for name, size in traced.parts.items() if size > 0.005 * GIB)
+    parts = ", ".join(
+        f"{name.lower()} {size / GIB:.2f}"
+        for name, size in traced.parts.items()
+        if size > 0.005 * GIB
+    )
     return (
-        f"traced update: {traced.peak / GIB:.2f} GiB of tensors at the peak, on {traced.tokens} tokens ({parts});\n"
-        f"the analytic model gives {same / GIB:.2f} GiB for them and the gradients of earlier micro-batches"
+        f"traced update: {traced.peak / GIB:.2f} GiB of tensors at the peak, on {traced.tokens} "
+        f"tokens ({parts});\nthe analytic model gives {same / GIB:.2f} GiB for them and the "
+        "gradients of earlier micro-batches"
     )
 
 
 def time_lines(time: StepTime) -> str:
-    parts = {"sampling": time.sampling, "training": time.training, "optimizer": time.optimizer, "sync": time.sync}
+    parts = {
+        "sampling": time.sampling,
+        "training": time.training,
+        "optimizer": time.optimizer,
+        "sync": time.sync,
+    }
     shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items())
     return (
         f"step: {time.total:.0f} s ({shown}); {time.sampled_tokens / 1e6:.1f} M tokens sampled, "
@@ -61,7 +74,10 @@ def time_lines(time: StepTime) -> str:
 
 def change_line(changes: Changes) -> str:
     """Write changes as command-line overrides."""
-    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
+    values = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in changes.items()
+    }
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -69,7 +85,8 @@ def remedy_lines(found: Sequence[tuple[Changes, float]], machine: Machine) -> st
     if not found:
         return "no change of a single key lowers it: use more nodes, larger GPUs, or LoRA"
     return "\n".join(
-        f"  {change_line(changes):48} {peak / GIB:6.1f} GiB{'' if peak <= machine.memory else ', not enough by itself'}"
+        f"  {change_line(changes):48} {peak / GIB:6.1f} "
+        f"GiB{'' if peak <= machine.memory else ', not enough by itself'}"
         for changes, peak in found
     )
 
@@ -83,30 +100,39 @@ def search_lines(layouts: Sequence[Layout]) -> str:
     )
 
 
-def assumptions(config: Config, sizes: ModelSizes, machine: Machine, nodes: int, lengths: Lengths) -> str:
+def assumptions(
+    config: Config, sizes: ModelSizes, machine: Machine, nodes: int, lengths: Lengths
+) -> str:
     longest = config.rollout.sampling.max_response_tokens
     gpu, collectives = Gpu(), "overlapped with arithmetic"
-    host = [f"  rank 0 reads the model into {4 * sizes.params / GIB:.0f} GiB of host memory at the start"]
+    host = [
+        f"  rank 0 reads the model into {4 * sizes.params / GIB:.0f} GiB of host memory at the start"
+    ]
     if config.policy.backend == "megatron":
         collectives, host = "not overlapped, experts equally busy", []
     return "\n".join(
         (
             "assumptions, none measured on a GPU:",
-            f"  {nodes * machine.node_gpus} GPUs {machine.name}: {machine.flops / 1e12:.0f} TFLOP/s, "
-            f"{machine.bandwidth / 1e12:.2f} TB/s, links {machine.node_link / 1e9:.0f}, "
+            f"  {nodes * machine.node_gpus} GPUs {machine.name}: {machine.flops / 1e12:.0f} "
+            f"TFLOP/s, {machine.bandwidth / 1e12:.2f} TB/s, links {machine.node_link / 1e9:.0f}, "
             f"{machine.network / 1e9:.0f} GB/s",
-            f"  of these: training {hardware.TRAINING_SHARE:.0%} of FLOP/s, prefill and decoding {gpu.flops_share:.0%},"
-            f" memory {gpu.bandwidth_share:.0%}, links {hardware.LINK_SHARE:.0%}; collectives {collectives}",
-            f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM {hardware.ENGINE_OVERHEAD / GIB:g} GiB on top of "
-            f"weights and cache, torch's allocator {hardware.FRAGMENTATION:.0%} more than its tensors",
+            f"  of these: training {hardware.TRAINING_SHARE:.0%} of FLOP/s, prefill and decoding "
+            f"{gpu.flops_share:.0%}, memory {gpu.bandwidth_share:.0%}, links "
+            f"{hardware.LINK_SHARE:.0%}; collectives {collectives}",
+            f"  a process {hardware.CONTEXT_BYTES / GIB:g} GiB, vLLM "
+            f"{hardware.ENGINE_OVERHEAD / GIB:g} GiB on top of weights and cache, torch's "
+            f"allocator {hardware.FRAGMENTATION:.0%} more than its tensors",
             f"  responses lognormal, median {lengths.median:g} tokens, truncated at {longest}; "
-            f"aggregation prompts {TEMPLATE_TOKENS} tokens on top of problem and traces; every problem effective",
+            f"aggregation prompts {TEMPLATE_TOKENS} tokens on top of problem and traces; every "
+            "problem effective",
             *host,
         )
     )
 
 
-def plot(phases: Sequence[Phase], machine: Machine, time: StepTime | None, title: str, path: Path) -> None:
+def plot(
+    phases: Sequence[Phase], machine: Machine, time: StepTime | None, title: str, path: Path
+) -> None:
     """Plot memory through a step, stacked by purpose. A phase is as wide as its time, with a minimum width."""
     seconds = {} if time is None else {
         "sampling": time.sampling, "training": time.training, "optimizer step": time.optimizer, "weight sync": time.sync
@@ -120,7 +146,15 @@ def plot(phases: Sequence[Phase], machine: Machine, time: StepTime | None, title
     for name, color in zip(names, plt.get_cmap("tab20").colors * 2, strict=False):
         heights = [phase.parts.get(name, 0.0) / GIB for phase in phases]
         axes.bar(
-            starts, heights, widths, bottom, align="edge", color=color, label=name, edgecolor="white", linewidth=0.5
+            starts,
+            heights,
+            widths,
+            bottom,
+            align="edge",
+            color=color,
+            label=name,
+            edgecolor="white",
+            linewidth=0.5,
         )
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     axes.axhline(machine.memory / GIB, color="black", linewidth=1)

@@ -1,7 +1,9 @@
-"""Measure one rank's memory by an update on fake tensors: the trainer's own model, sharding and optimizer.
+"""Measure one rank's memory by an update on fake tensors: the trainer's own model, sharding and
+optimizer.
 
-Collectives are those of torch's fake process group. Only the head's kernel is replaced, because what it does with its
-logits depends on their values; the replacement saves and allocates what the kernel does.
+Collectives are those of torch's fake process group. Only the head's kernel is replaced, because
+what it does with its logits depends on their values; the replacement saves and allocates what the
+kernel does.
 """
 
 from __future__ import annotations
@@ -47,14 +49,20 @@ class Traced:
     head_tokens: int
 
 
-def trace(config: Config, world: int, batch: TreeBatch | None = None, scratch: int = 2 * HEAD_STRIP) -> Traced:
-    """Trace an update of rank 0 of `world` on a micro-batch, by default a full one of the configuration's shape.
+def trace(
+    config: Config, world: int, batch: TreeBatch | None = None, scratch: int = 2 * HEAD_STRIP
+) -> Traced:
+    """Trace an update of rank 0 of `world` on a micro-batch, by default a full one of the
+    configuration's shape.
 
-    `scratch` are the bytes that the head's kernel works in (default: the GPU's strips). Takes a few seconds per decoder
-    layer. Starts a process group of its own; raises UserError if there is one already.
+    `scratch` are the bytes that the head's kernel works in (default: the GPU's strips). Takes a few
+    seconds per decoder layer. Starts a process group of its own; raises UserError if there is one
+    already.
     """
     if dist.is_initialized():
-        raise UserError("a trace needs a process without ranks: run `spiral-mega plan` without torchrun")
+        raise UserError(
+            "a trace needs a process without ranks: run `spiral-mega plan` without torchrun"
+        )
     batch = batch or full_batch(config)
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     try:
@@ -71,8 +79,11 @@ def _run(config: Config, batch: TreeBatch) -> tuple[float, dict[str, float]]:
     apply_fsdp(model, config.policy)
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate_weights(model, torch.device("cpu"))
-        # The tracker sees FSDP's gathers only when a module is called, so the head's method becomes the call.
-        model.forward = MethodType(lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model)
+        # The tracker sees FSDP's gathers only when a module is called, so the head's method becomes
+        # the call.
+        model.forward = MethodType(
+            lambda self, *inputs: head._logprobs(_base(self), form, *inputs), model
+        )
         model.train()
         optimizer = make_optimizer(model.parameters(), config.optimizer)
         _update(model, optimizer, batch, config)  # the first update initialises FSDP
@@ -103,7 +114,9 @@ class _Head(torch.autograd.Function):
     """Allocates and saves what the head's kernel does; computes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, scratch: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        ctx: Any, scratch: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows = len(tensors[0])
         _ = tensors[0].new_empty(scratch, dtype=torch.uint8)
         outputs = [tensors[0].new_empty(rows, dtype=torch.float32) for _ in range(3)]
@@ -117,16 +130,25 @@ class _Head(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         wide: list[torch.Tensor | None] = []
         for i, (tensor, wanted) in enumerate(zip(tensors, needed, strict=True)):
-            dtype = torch.float32 if i % 2 == 0 else tensor.dtype  # inputs (even) accumulate in float32
+            dtype = (
+                torch.float32 if i % 2 == 0 else tensor.dtype
+            )  # inputs (even) accumulate in float32
             wide.append(torch.zeros_like(tensor, dtype=dtype) if wanted else None)
         _ = tensors[0].new_empty(ctx.scratch, dtype=torch.uint8)
-        gradients = [None if g is None else g.to(t.dtype) for g, t in zip(wide, tensors, strict=True)]
+        gradients = [
+            None if g is None else g.to(t.dtype) for g, t in zip(wide, tensors, strict=True)
+        ]
         return None, *gradients
 
 
 def _kernel_replacement(scratch: int) -> Any:
     def linear_logprob(
-        hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, *, adapter: Any = None, **_: Any
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        adapter: Any = None,
+        **_: Any,
     ) -> LinearLogprob:
         logprob, entropy = _Head.apply(scratch, hidden, weight, *(adapter or ()))  # type: ignore[no-untyped-call]
         return LinearLogprob(logprob, logprob, entropy)
@@ -135,7 +157,8 @@ def _kernel_replacement(scratch: int) -> Any:
 
 
 def full_batch(config: Config) -> TreeBatch:
-    """Build the fullest micro-batch: parts of trees, problem after problem, up to policy.microbatch_tokens.
+    """Build the fullest micro-batch: parts of trees, problem after problem, up to
+    policy.microbatch_tokens.
 
     A problem's traces have equal lengths.
     """
@@ -177,5 +200,9 @@ def _random_tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1, 1000) for _ in range(count)]
 
 
-def _sequence(index: int, position: int, prompt: list[int], response: list[int]) -> TrainingSequence:
-    return TrainingSequence(SequenceKey(index, position), prompt, response, [0.0] * len(response), 1.0, 1.0)
+def _sequence(
+    index: int, position: int, prompt: list[int], response: list[int]
+) -> TrainingSequence:
+    return TrainingSequence(
+        SequenceKey(index, position), prompt, response, [0.0] * len(response), 1.0, 1.0
+    )

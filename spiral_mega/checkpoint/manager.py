@@ -88,7 +88,8 @@ class CheckpointManager:
         if damages:
             found = "; ".join(f"{self._path(step)}: {damage}" for step, damage in damages.items())
             raise CheckpointError(
-                f"every checkpoint of this run is damaged ({found}): restore one from a copy, or use another run.dir"
+                f"every checkpoint of this run is damaged ({found}): restore one from a copy, or "
+                "use another run.dir"
             )
         return None
 
@@ -120,8 +121,8 @@ class CheckpointManager:
             future.result()
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             raise CheckpointError(
-                f"checkpoint {self._path(step)} could not be written ({_reasons(error)}): check space and rights of "
-                f"{self.folder}; older checkpoints are intact"
+                f"checkpoint {self._path(step)} could not be written ({_reasons(error)}): check "
+                f"space and rights of {self.folder}; older checkpoints are intact"
             ) from error
         self._publish(step)
 
@@ -145,8 +146,8 @@ class CheckpointManager:
             load(state, checkpoint_id=self._path(step), process_group=self._group)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
             raise CheckpointError(
-                f"checkpoint {self._path(step)} does not load ({_reasons(error)}): if its files are damaged, remove it "
-                "to resume from an older one"
+                f"checkpoint {self._path(step)} does not load ({_reasons(error)}): if its files "
+                "are damaged, remove it to resume from an older one"
             ) from error
         return state
 
@@ -193,4 +194,6 @@ class CheckpointManager:
 def _reasons(error: BaseException) -> str:
     """Say what failed on which rank, without the stacks in DCP's own message."""
     failures = getattr(error, "failures", {dist.get_rank(): (error, None)})
-    return "; ".join(f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in failures.items())
+    return "; ".join(
+        f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in failures.items()
+    )

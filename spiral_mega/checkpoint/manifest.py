@@ -32,7 +32,9 @@ class _HashedResult(WriteResult):
 
     @classmethod
     def from_result(cls, result: WriteResult, entries: dict[str, dict[str, Any]]) -> Self:
-        return cls(**{field.name: getattr(result, field.name) for field in fields(result)}, entries=entries)
+        return cls(
+            **{field.name: getattr(result, field.name) for field in fields(result)}, entries=entries
+        )
 
 
 class HashingWriter(_FileSystemWriter):
@@ -70,7 +72,9 @@ def find_damage(folder: Path, group: dist.ProcessGroup) -> str:
     Collective; the same text on all ranks.
     """
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, _find_damage_in_part(folder, dist.get_rank(group), len(found)), group=group)
+    dist.all_gather_object(
+        found, _find_damage_in_part(folder, dist.get_rank(group), len(found)), group=group
+    )
     return next((text for text in found if text), "")
 
 

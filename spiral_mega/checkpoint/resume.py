@@ -38,8 +38,8 @@ def find_resumable(
         return None
     if config.run.resume == "never":
         raise ConfigError(
-            f"run.dir {config.run.dir} holds checkpoints and run.resume is 'never': set run.resume=auto, or use "
-            "another run.dir"
+            f"run.dir {config.run.dir} holds checkpoints and run.resume is 'never': set "
+            "run.resume=auto, or use another run.dir"
         )
     meta = checkpoints.read_meta(latest)
     changes = describe_changes(meta["config"], config.model_dump(mode="json"))
@@ -60,8 +60,8 @@ def _check_fixed_settings(changes: list[str], config: Config) -> None:
     fixed = [change for change in changes if change.startswith(FIXED)]
     if fixed:
         raise CheckpointError(
-            f"this configuration differs from that of the run in {config.run.dir}: {'; '.join(fixed)}. Set it back, or "
-            "start another run.dir"
+            f"this configuration differs from that of the run in {config.run.dir}: "
+            f"{'; '.join(fixed)}. Set it back, or start another run.dir"
         )
 
 
@@ -72,12 +72,13 @@ def _check_problems(saved: str, current: str, config: Config) -> None:
     accepted = f"sha256:{current[:16]}"
     if config.data.accept_fingerprint != accepted:
         raise CheckpointError(
-            "the training problems are not those of the checkpoint (another file, filter or order): restore them, "
-            "start another run.dir, or resume with the new ones from their beginning by "
-            f"data.accept_fingerprint={accepted}"
+            "the training problems are not those of the checkpoint (another file, filter or "
+            "order): restore them, start another run.dir, or resume with the new ones from their "
+            f"beginning by data.accept_fingerprint={accepted}"
         )
     log.warning(
-        "the training problems have changed, as data.accept_fingerprint allows: they are read from their beginning"
+        "the training problems have changed, as data.accept_fingerprint allows: they are read from "
+        "their beginning"
     )
 
 

@@ -20,7 +20,9 @@ class RunConfig(Section):
         gt=0,
         description="Batches in the whole run. Each makes batch.minibatches optimizer updates.",
     )
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of data order, set sampling and responses.")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="Seed of data order, set sampling and responses."
+    )
     resume: Literal["auto", "never"] = Field(
         default="auto", description="auto: resume from the newest checkpoint in run.dir, if any."
     )
@@ -37,7 +39,9 @@ class LoraConfig(Section):
     """Low-rank adapters; the defaults are those of Tinker, with which the paper trained."""
 
     rank: int = Field(default=32, gt=0, description="Rank of each adapter.")
-    alpha: int = Field(default=32, gt=0, description="Scaling: an adapter's output is multiplied by alpha / rank.")
+    alpha: int = Field(
+        default=32, gt=0, description="Scaling: an adapter's output is multiplied by alpha / rank."
+    )
     targets: list[str] = Field(
         default=[
             "q_proj",
@@ -58,10 +62,15 @@ class ModelConfig(Section):
     """The model that training starts from."""
 
     path: str = Field(
-        description="Folder of a model in Hugging Face format (config, safetensors, tokenizer), or its hub name."
+        description="Folder of a model in Hugging Face format (config, safetensors, tokenizer), or "
+        "its hub name."
     )
-    tokenizer: str | None = Field(default=None, description="Folder of the tokenizer; null: model.path.")
-    lora: LoraConfig | None = Field(default=None, description="Train adapters only; null: train every weight.")
+    tokenizer: str | None = Field(
+        default=None, description="Folder of the tokenizer; null: model.path."
+    )
+    lora: LoraConfig | None = Field(
+        default=None, description="Train adapters only; null: train every weight."
+    )
     dimensions: dict[str, Any] | None = Field(
         default=None,
         description="Entries of the model's config.json that determine its sizes, model_type among "
@@ -87,7 +96,9 @@ class MegatronConfig(Section):
         description="Split activations between the tensor-parallel layers by tokens over the same "
         "ranks, to save memory.",
     )
-    pipeline_parallel: int = Field(default=1, gt=0, description="Pipeline stages of consecutive layers.")
+    pipeline_parallel: int = Field(
+        default=1, gt=0, description="Pipeline stages of consecutive layers."
+    )
     virtual_stages: int = Field(
         default=1,
         gt=0,
@@ -116,7 +127,8 @@ class PolicyConfig(Section):
     megatron: MegatronConfig = MegatronConfig()
     param_dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
-        description="Compute dtype. Master weights, gradient reduction and optimizer state stay float32.",
+        description="Compute dtype. Master weights, gradient reduction and optimizer state stay "
+        "float32.",
     )
     attention: Literal["auto", "tree_torch", "tree_varlen", "tree_flex"] = Field(
         default="auto",
@@ -161,7 +173,9 @@ class OptimizerConfig(Section):
         default="constant",
         description="Learning rate after the warm-up; linear and cosine end at 0 with the run.",
     )
-    offload: bool = Field(default=False, description="Keep Adam's moments in CPU memory between updates.")
+    offload: bool = Field(
+        default=False, description="Keep Adam's moments in CPU memory between updates."
+    )
 
     @field_validator("betas", mode="before")
     @classmethod
@@ -172,7 +186,9 @@ class OptimizerConfig(Section):
     @classmethod
     def _betas_are_decay_rates(cls, value: tuple[float, float]) -> tuple[float, float]:
         if not all(0 <= beta < 1 for beta in value):
-            raise ValueError(f"optimizer.betas is {list(value)}: each is a decay rate, at least 0 and below 1")
+            raise ValueError(
+                f"optimizer.betas is {list(value)}: each is a decay rate, at least 0 and below 1"
+            )
         return value
 
 
@@ -185,7 +201,8 @@ class TwoModelsConfig(Section):
     )
     aggregation_model: ModelConfig | None = Field(
         default=None,
-        description="For models: the model that phi starts from, with theta's tokens; null: `model`.",
+        description="For models: the model that phi starts from, with theta's tokens; null: "
+        "`model`.",
     )
     aggregation_optimizer: OptimizerConfig | None = Field(
         default=None, description="Optimizer of phi; null: `optimizer`."
@@ -199,9 +216,13 @@ class TwoModelsConfig(Section):
 class DataSource(Section):
     """One file or dataset of problems."""
 
-    path: str = Field(description="A .jsonl or .parquet file, a local dataset folder, or a Hugging Face dataset name.")
+    path: str = Field(
+        description="A .jsonl or .parquet file, a local dataset folder, or a Hugging Face dataset name."
+    )
     split: str = Field(default="train", description="Split of a named dataset; files have none.")
-    subset: str | None = Field(default=None, description="Configuration of a named dataset (gsm8k has 'main').")
+    subset: str | None = Field(
+        default=None, description="Configuration of a named dataset (gsm8k has 'main')."
+    )
     verifier: str = Field(
         default="math",
         description="Verifier of the answers: math, exact, arithmetic, or package.module:function. "
@@ -219,7 +240,9 @@ class DataConfig(Section):
     """Problems to train on and held-out problems to evaluate."""
 
     train: list[DataSource] = Field(min_length=1, description="Sources of training problems.")
-    eval: list[DataSource] = Field(default=[], description="Sources of held-out problems; empty: no evaluation.")
+    eval: list[DataSource] = Field(
+        default=[], description="Sources of held-out problems; empty: no evaluation."
+    )
     max_prompt_tokens: int = Field(
         default=1024,
         gt=0,
@@ -250,7 +273,8 @@ class PromptsConfig(Section):
     system: str | None = Field(default=None, description="System message; null: none.")
     instruction: str | None = Field(
         default=None,
-        description="Answer-format instruction added to problems that lack it; null: the verifier's; '': none.",
+        description="Answer-format instruction added to problems that lack it; null: the "
+        "verifier's; '': none.",
     )
     view: Literal["whole", "answer", "tail"] = Field(
         default="whole",
@@ -296,14 +320,22 @@ class EngineConfig(Section):
 
     name: Literal["transformers", "vllm"] = Field(
         default="transformers",
-        description="transformers: the whole model on each rank, without another package; vllm: vLLM.",
+        description="transformers: the whole model on each rank, without another package; vllm: "
+        "vLLM.",
     )
-    tensor_parallel: int = Field(default=1, gt=0, description="For vllm: ranks over which one engine is split.")
-    kv_cache_mb: int = Field(default=1024, gt=0, description="For vllm: MiB of KV cache on each rank.")
-    max_num_seqs: int = Field(default=64, gt=0, description="Most sequences that an engine decodes at a time.")
+    tensor_parallel: int = Field(
+        default=1, gt=0, description="For vllm: ranks over which one engine is split."
+    )
+    kv_cache_mb: int = Field(
+        default=1024, gt=0, description="For vllm: MiB of KV cache on each rank."
+    )
+    max_num_seqs: int = Field(
+        default=64, gt=0, description="Most sequences that an engine decodes at a time."
+    )
     sleep: bool = Field(
         default=False,
-        description="For vllm on GPU: free the device of weights and KV cache while the policy trains.",
+        description="For vllm on GPU: free the device of weights and KV cache while the policy "
+        "trains.",
     )
     exchange_steps: int | None = Field(
         default=None,
@@ -317,17 +349,23 @@ class EngineConfig(Section):
 class SamplingConfig(Section):
     """How responses are sampled."""
 
-    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, also of the trainer's log-probs.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Sampling temperature, also of the trainer's log-probs."
+    )
     max_response_tokens: int = Field(
         gt=0, description="L_max: most tokens of a response, search and aggregation alike."
     )
-    max_context_tokens: int = Field(gt=0, description="Most tokens of prompt and response together.")
+    max_context_tokens: int = Field(
+        gt=0, description="Most tokens of prompt and response together."
+    )
     environment: str | None = Field(
         default=None,
         description="Replies to the model's turns: calculator, or package.module:function (see "
         "spiral_mega/environments); null: traces have one turn.",
     )
-    max_turns: int = Field(default=8, gt=1, description="Most turns of the model in a trace with an environment.")
+    max_turns: int = Field(
+        default=8, gt=1, description="Most turns of the model in a trace with an environment."
+    )
 
 
 class SyncConfig(Section):
@@ -363,10 +401,13 @@ class SyncConfig(Section):
 class RecordConfig(Section):
     """Record the episodes of a run, or train on recorded ones."""
 
-    write: str | None = Field(default=None, description="Folder to which every step's episodes are recorded.")
+    write: str | None = Field(
+        default=None, description="Folder to which every step's episodes are recorded."
+    )
     read: str | None = Field(
         default=None,
-        description="Folder that rollout.record.write filled: train on its episodes, without an engine.",
+        description="Folder that rollout.record.write filled: train on its episodes, without an "
+        "engine.",
     )
 
 
@@ -383,9 +424,12 @@ class KlConfig(Section):
     """A KL penalty to a frozen reference. What each choice optimizes: algorithm/regularizers.py."""
 
     coefficient: float = Field(gt=0, description="beta, the weight of the penalty.")
-    estimator: Literal["k1", "k2", "k3"] = Field(default="k2", description="Estimator of the KL at each token.")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k2", description="Estimator of the KL at each token."
+    )
     apply: Literal["loss", "reward"] = Field(
-        default="loss", description="Add it to the loss of each token, or subtract it from the advantages."
+        default="loss",
+        description="Add it to the loss of each token, or subtract it from the advantages.",
     )
     reference: str | None = Field(
         default=None,
@@ -453,8 +497,12 @@ LossReduction = Literal["sum", "token_mean", "sequence_mean"]
 class AlgorithmConfig(Section):
     """What is sampled for a problem (the paper's N1, n, K, N2), and how rewards become a loss."""
 
-    objective: str = Field(default="spiral", description="Recipe: a file of spiral_mega/algorithm/objectives/.")
-    options: dict[str, Any] = Field(default={}, description="The recipe's own options; see its `Options`.")
+    objective: str = Field(
+        default="spiral", description="Recipe: a file of spiral_mega/algorithm/objectives/."
+    )
+    options: dict[str, Any] = Field(
+        default={}, description="The recipe's own options; see its `Options`."
+    )
     search_traces: int = Field(default=8, gt=0, description="N1: search traces of a problem.")
     set_size: int = Field(default=4, gt=0, description="n: search traces in a set.")
     num_sets: int = Field(default=4, gt=0, description="K: sets of a problem.")
@@ -484,10 +532,13 @@ class AlgorithmConfig(Section):
     loss_reduction: LossReduction | dict[str, LossReduction] = Field(
         default="sum",
         description="Denominator of a token's loss, for all components or by component. sum: "
-        "problems of the update (the paper's |B|); token_mean: tokens of the component; sequence_mean: "
-        "traces of the component times tokens of the trace.",
+        "problems of the update (the paper's |B|); token_mean: tokens of the component; "
+        "sequence_mean: traces of the component times tokens of the trace.",
     )
-    loss: Loss = Field(default=ImportanceSamplingLoss(), description="Loss of a token, by name, with its own limits.")
+    loss: Loss = Field(
+        default=ImportanceSamplingLoss(),
+        description="Loss of a token, by name, with its own limits.",
+    )
     max_sequence_ratio: float | None = Field(
         default=None,
         gt=1,
@@ -497,7 +548,8 @@ class AlgorithmConfig(Section):
     entropy_bonus: float = Field(
         default=0.0,
         ge=0,
-        description="Coefficient of the entropy that is subtracted from each token's loss; 0: none.",
+        description="Coefficient of the entropy that is subtracted from each token's loss; 0: "
+        "none.",
     )
     kl: KlConfig | None = Field(
         default=None, description="KL penalty to a reference policy; null: none, as in the paper."
@@ -525,7 +577,8 @@ class BatchConfig(Section):
     minibatches: int = Field(
         default=1,
         gt=0,
-        description="Optimizer updates made from one batch, each on an equal share of its problems.",
+        description="Optimizer updates made from one batch, each on an equal share of its "
+        "problems.",
     )
     dynamic_sampling: bool = Field(
         default=True,
@@ -535,12 +588,14 @@ class BatchConfig(Section):
     max_resample_rounds: int = Field(
         default=4,
         ge=0,
-        description="With dynamic_sampling, sample at most this many times `problems` further prompts.",
+        description="With dynamic_sampling, sample at most this many times `problems` further "
+        "prompts.",
     )
     oversample: float = Field(
         default=1.0,
         ge=1,
-        description="Problems kept in flight, relative to those needed at the current share of effective ones.",
+        description="Problems kept in flight, relative to those needed at the current share of "
+        "effective ones.",
     )
     keep: Literal["first", "fastest"] = Field(
         default="first",
@@ -553,15 +608,21 @@ class BatchConfig(Section):
 class CheckpointConfig(Section):
     """When checkpoints are saved and how many are kept."""
 
-    every: int = Field(default=50, gt=0, description="Steps between checkpoints; the last step is always saved.")
+    every: int = Field(
+        default=50, gt=0, description="Steps between checkpoints; the last step is always saved."
+    )
     keep_last: int = Field(default=2, gt=0, description="Newest checkpoints to keep.")
-    save_hf: bool = Field(default=True, description="Write the final weights in Hugging Face format to run.dir/model.")
+    save_hf: bool = Field(
+        default=True, description="Write the final weights in Hugging Face format to run.dir/model."
+    )
 
 
 class EvalConfig(Section):
     """Evaluation during training, and the harnesses of `spiral-mega eval`."""
 
-    every: int | None = Field(default=None, gt=0, description="Steps between evaluations; null: start and end only.")
+    every: int | None = Field(
+        default=None, gt=0, description="Steps between evaluations; null: start and end only."
+    )
     repeats: int = Field(default=1, gt=0, description="Episodes sampled for each held-out problem.")
     harnesses: list[dict[str, Any]] = Field(
         default=[
@@ -589,8 +650,12 @@ class TelemetryConfig(Section):
         default=None,
         description="Weights & Biases project; null: off. WANDB_MODE=offline needs no account.",
     )
-    tensorboard: bool = Field(default=False, description="Write TensorBoard event files to run.dir/tensorboard.")
-    traces: bool = Field(default=True, description="Save every trace of every step to run.dir/traces.")
+    tensorboard: bool = Field(
+        default=False, description="Write TensorBoard event files to run.dir/tensorboard."
+    )
+    traces: bool = Field(
+        default=True, description="Save every trace of every step to run.dir/traces."
+    )
 
 
 class Config(Section):

@@ -23,7 +23,8 @@ def check_tensors(
     origin: Path,
     model: Path,
 ) -> None:
-    """Raise UserError, naming tensors, unless those `found` in `origin` have the `expected` names and shapes.
+    """Raise UserError, naming tensors, unless those `found` in `origin` have the `expected` names
+    and shapes.
 
     `expected` is what config.json in `model` asks for; the `optional` ones may be missing (tied
     heads).
@@ -47,8 +48,8 @@ def _shape_problem(name: str, found: torch.Size, expected: torch.Size) -> str:
     if name.endswith(VOCABULARY) and found[1:] == expected[1:] and found[0] > expected[0]:
         extra = found[0] - expected[0]
         return (
-            f"{name} has {found[0]} rows, the vocabulary {expected[0]}, so {extra} rows, padding or not, would be cut: "
-            f"set vocab_size to {found[0]} in config.json to keep them"
+            f"{name} has {found[0]} rows, the vocabulary {expected[0]}, so {extra} rows, padding "
+            f"or not, would be cut: set vocab_size to {found[0]} in config.json to keep them"
         )
     return f"{name} is {tuple(found)}, by the config {tuple(expected)}"
 
@@ -69,6 +70,10 @@ def check_adapter(
         if name not in expected:
             problems.append(f"{name} is not in the base")
         elif expected[name] != shape:
-            problems.append(f"{name} is {tuple(expected[name])} in the base, the update {tuple(shape)}")
+            problems.append(
+                f"{name} is {tuple(expected[name])} in the base, the update {tuple(shape)}"
+            )
     if problems:
-        raise UserError(f"{origin} does not belong to {base}: {shorten(sorted(problems))}; give its own base by --base")
+        raise UserError(
+            f"{origin} does not belong to {base}: {shorten(sorted(problems))}; give its own base by --base"
+        )

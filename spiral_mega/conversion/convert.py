@@ -65,7 +65,8 @@ def convert(
     max_file_bytes: int = 4 * 2**30,
     verify: bool = False,
 ) -> list[str]:
-    """Write the model at `origin` to `target` in the format `to`, and return what was done, line by line.
+    """Write the model at `origin` to `target` in the format `to`, and return what was done, line by
+    line.
 
     `origin`: a Hugging Face folder, a checkpoint (step_NNNNNN, or megatron-core's) or a PEFT
     adapter; the last two need a `base`, unless they name one. `model`: which model of a checkpoint
@@ -78,7 +79,9 @@ def convert(
     if opened.adapter is None and to == "peft":
         raise UserError(f"{origin} holds whole weights and no adapter: convert it to hf or dcp")
     if opened.adapter is not None and to not in ("hf", "peft"):
-        raise UserError(f"{origin} is an adapter: convert it to peft, or to hf, which merges it into its base")
+        raise UserError(
+            f"{origin} is an adapter: convert it to peft, or to hf, which merges it into its base"
+        )
     with _complete_folder(target) as partial:
         if to == "peft":
             assert opened.adapter is not None
@@ -165,7 +168,9 @@ def _write_safetensors(weights: _Weights, max_file_bytes: int, folder: Path) -> 
 def _write_fsdp_checkpoint(weights: _Weights, folder: Path) -> None:
     """Write as the trainer does on FSDP2: a tied head is listed, experts are fused as transformers trains them."""
     tied_names = {HEAD: EMBEDDING} if weights.tied else {}
-    specs = weights.specs | {head: weights.specs[embedding] for head, embedding in tied_names.items()}
+    specs = weights.specs | {
+        head: weights.specs[embedding] for head, embedding in tied_names.items()
+    }
     shapes = {name: spec.shape for name, spec in weights.specs.items()}
     experts = expert_slices(weights.hf_config.model_type, shapes)
     dcp.write_dcp(weights.source, specs, folder, dcp.FSDP_PREFIX, tied_names, experts)
@@ -174,7 +179,9 @@ def _write_fsdp_checkpoint(weights: _Weights, folder: Path) -> None:
 def _write_config(origin: Path, weights: _Weights, folder: Path) -> None:
     """Copy config.json, with the dtype of the written weights, and whether their head is tied."""
     config = json.loads((origin / "config.json").read_text())
-    _set_dtype(config, {spec.dtype for spec in weights.specs.values() if spec.dtype.is_floating_point})
+    _set_dtype(
+        config, {spec.dtype for spec in weights.specs.values() if spec.dtype.is_floating_point}
+    )
     if weights.tied != bool(weights.hf_config.get_text_config().tie_word_embeddings):
         config["tie_word_embeddings"] = weights.tied
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -196,7 +203,8 @@ def _set_dtype(config: dict[str, Any], dtypes: set[torch.dtype]) -> None:
 
 
 def _copy_other_files(model: OpenedModel, folder: Path, *, config: bool) -> None:
-    """Copy what is no weight and not there yet: tokenizer, chat template, generation config, licence, code.
+    """Copy what is no weight and not there yet: tokenizer, chat template, generation config,
+    licence, code.
 
     Without `config`, the model's config and generation config are left out.
     """

@@ -67,29 +67,40 @@ class DcpReader:
         try:
             metadata: Metadata = self._reader.read_metadata()
         except Exception as error:  # a damaged pickle fails in many ways
-            raise UserError(f"{folder / METADATA} cannot be read ({error!r}): copy the checkpoint again") from error
+            raise UserError(
+                f"{folder / METADATA} cannot be read ({error!r}): copy the checkpoint again"
+            ) from error
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
         stored = metadata.state_dict_metadata
-        self.tensors = {name: m for name, m in stored.items() if isinstance(m, TensorStorageMetadata)}
+        self.tensors = {
+            name: m for name, m in stored.items() if isinstance(m, TensorStorageMetadata)
+        }
         if not self.tensors:
-            raise UserError(f"{folder} holds no tensors: name the folder of a checkpoint of a model")
+            raise UserError(
+                f"{folder} holds no tensors: name the folder of a checkpoint of a model"
+            )
 
     def row_ranges(self, name: str, first: Sequence[int] = ()) -> list[range]:
-        """Return ranges of rows that no chunk straddles, so that reading them one by one reads each chunk once.
+        """Return ranges of rows that no chunk straddles, so that reading them one by one reads each
+        chunk once.
 
         Rows are those of the tensor, or of its slice at the leading indices `first`. Raises
         UserError if elements are missing from the checkpoint.
         """
         stored, dim = self.tensors[name], len(first)
-        chunks = [c for c in stored.chunks if 0 not in c.sizes and tuple(c.offsets[:dim]) == tuple(first)]
+        chunks = [
+            c for c in stored.chunks if 0 not in c.sizes and tuple(c.offsets[:dim]) == tuple(first)
+        ]
         found = sum(math.prod(chunk.sizes) for chunk in chunks)
         expected = math.prod(stored.size[dim:])
         if found != expected:
             raise UserError(
-                f"{name} in {self.folder} has {found} of {expected} numbers: the checkpoint is not whole, or not cut "
-                "as checkpoints of models are"
+                f"{name} in {self.folder} has {found} of {expected} numbers: the checkpoint is not "
+                "whole, or not cut as checkpoints of models are"
             )
-        return _merge_overlapping(range(c.offsets[dim], c.offsets[dim] + c.sizes[dim]) for c in chunks)
+        return _merge_overlapping(
+            range(c.offsets[dim], c.offsets[dim] + c.sizes[dim]) for c in chunks
+        )
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """Read the rectangle of `sizes` at `offsets`. Raises UserError if its files are damaged."""
@@ -101,8 +112,8 @@ class DcpReader:
             self._reader.read_data(LoadPlan(items), _LoadInto(target)).wait()
         except Exception as error:  # what a cut-off file raises depends on where it is cut
             raise UserError(
-                f"{name} in {self.folder} cannot be read ({type(error).__name__}: {error}): the checkpoint is damaged; "
-                "use another"
+                f"{name} in {self.folder} cannot be read ({type(error).__name__}: {error}): the "
+                "checkpoint is damaged; use another"
             ) from error
         return target
 
@@ -128,7 +139,9 @@ def _overlap(
     None if they do not overlap.
     """
     lows, lengths = [], []
-    for start, size, chunk_start, chunk_size in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True):
+    for start, size, chunk_start, chunk_size in zip(
+        offsets, sizes, chunk.offsets, chunk.sizes, strict=True
+    ):
         low = max(start, chunk_start)
         length = min(start + size, chunk_start + chunk_size) - low
         if length <= 0:
@@ -141,7 +154,9 @@ def _overlap(
         dest_index=index,
         dest_offsets=torch.Size([low - start for low, start in zip(lows, offsets, strict=True)]),
         storage_index=index,
-        storage_offsets=torch.Size([low - start for low, start in zip(lows, chunk.offsets, strict=True)]),
+        storage_offsets=torch.Size(
+            [low - start for low, start in zip(lows, chunk.offsets, strict=True)]
+        ),
         lengths=torch.Size(lengths),
     )
 
@@ -155,7 +170,9 @@ class _LoadInto(DefaultLoadPlanner):
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         target = self.target
-        for dim, (start, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+        for dim, (start, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
             target = target.narrow(dim, start, length)
         return target
 
@@ -189,9 +206,13 @@ class DcpSource:
         self.specs: dict[str, TensorSpec] = {}
         for name, stored in tensors.items():
             if name.startswith(self._prefix):
-                self.specs[name.removeprefix(self._prefix)] = TensorSpec(stored.size, stored.properties.dtype)
+                self.specs[name.removeprefix(self._prefix)] = TensorSpec(
+                    stored.size, stored.properties.dtype
+                )
         self._row_ranges = {
-            name: self._reader.row_ranges(self._prefix + name) for name, spec in self.specs.items() if spec.shape
+            name: self._reader.row_ranges(self._prefix + name)
+            for name, spec in self.specs.items()
+            if spec.shape
         }
         self._expert_slices: dict[str, ExpertSlice] = {}
         self._last_experts: dict[str, _ExpertBlock] = {}  # the block read last, by projection
@@ -212,7 +233,9 @@ class DcpSource:
                     f"{tuple(expert.shape)}: give the model that was trained by --base"
                 )
             self.specs.pop(expert.name, None)
-            self.specs[name] = TensorSpec(torch.Size((len(expert.rows), expert.shape[2])), spec.dtype)
+            self.specs[name] = TensorSpec(
+                torch.Size((len(expert.rows), expert.shape[2])), spec.dtype
+            )
             self._expert_slices[name] = expert
 
     def blocks(self, name: str) -> list[range | None]:
@@ -257,8 +280,8 @@ def _find_prefix(folder: Path, tensors: Collection[str], model: str | None) -> s
     models = sorted({match[1] for match in matches if match})
     if models and model not in models:
         raise UserError(
-            f"{folder} holds what was trained of two models, {' and '.join(models)}, and --model is {model}: name one "
-            f"of these (--model {models[0]})"
+            f"{folder} holds what was trained of two models, {' and '.join(models)}, and --model "
+            f"is {model}: name one of these (--model {models[0]})"
         )
     if model is not None and not models:
         raise UserError(f"{folder} holds one model, and --model is {model}: leave it out")
@@ -290,7 +313,8 @@ def write_dcp(
     aliases: Mapping[str, str] = MappingProxyType({}),
     experts: Mapping[str, ExpertSlice] = MappingProxyType({}),
 ) -> None:
-    """Write the tensors of `specs`, in these dtypes, under the trainer's names, which start with `prefix`.
+    """Write the tensors of `specs`, in these dtypes, under the trainer's names, which start with
+    `prefix`.
 
     `aliases`: names that repeat another tensor's values. `experts`: tensors that are written as
     slices of a fused one.
@@ -356,7 +380,9 @@ def write_pieces(
             # On a full disk torch.save fails once more when it closes its archive, which hides the
             # first reason.
             reason = f"{type(cause).__name__}: {cause}"
-            raise UserError(f"{folder} cannot be written ({reason}): check space and rights") from error
+            raise UserError(
+                f"{folder} cannot be written ({reason}): check space and rights"
+            ) from error
 
 
 class _SmallFileWriter(FileSystemWriter):
@@ -379,7 +405,9 @@ def _split_into_files(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     for item in items:
         size = 0  # of an object
         if item.tensor_data is not None:
-            size = math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+            size = (
+                math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+            )
         if files[-1] and filled + size > FILE_BYTES:
             files.append([])
             filled = 0
@@ -399,13 +427,17 @@ class _StreamingPlanner(DefaultSavePlanner):
     ) -> None:
         super().__init__()
         self.nested_paths, self.objects = nested_paths, objects
-        self._pieces = {MetadataIndex(piece.name, torch.Size(piece.offsets)): piece for piece in pieces}
+        self._pieces = {
+            MetadataIndex(piece.name, torch.Size(piece.offsets)): piece for piece in pieces
+        }
 
     def create_local_plan(self) -> SavePlan:
         items = []
         for index, piece in self._pieces.items():
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
-            data = TensorWriteData(chunk, TensorProperties(dtype=piece.spec.dtype), piece.spec.shape)
+            data = TensorWriteData(
+                chunk, TensorProperties(dtype=piece.spec.dtype), piece.spec.shape
+            )
             items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
         items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in self.objects]
         self.plan = SavePlan(items, planner_data=self.nested_paths)

@@ -33,7 +33,8 @@ from spiral_mega.traces import AGGREGATION
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """What is converted: the whole weights in `source` or, with `adapter`, a low-rank update of them.
+    """What is converted: the whole weights in `source` or, with `adapter`, a low-rank update of
+    them.
 
     `folder` holds the config and the files that are copied along; `tokenizer` is set if it comes
     from elsewhere.
@@ -56,7 +57,8 @@ class ExpectedTensors(NamedTuple):
 
 
 def open_model(origin: Path, base: str | None, which: str | None) -> OpenedModel:
-    """Open the model or adapter at `origin`, with the model `base` instead of the one that it names.
+    """Open the model or adapter at `origin`, with the model `base` instead of the one that it
+    names.
 
     `which`: the model to take from a checkpoint of two. Raises UserError if there is nothing that
     can be read, or if tensors do not match the config.
@@ -64,7 +66,9 @@ def open_model(origin: Path, base: str | None, which: str | None) -> OpenedModel
     is_checkpoint = (origin / dcp.METADATA).exists()
     is_megatron = torch_dist.is_megatron(origin)
     if which is not None and (is_megatron or not is_checkpoint):
-        raise UserError(f"--model is {which}, but {origin} is no checkpoint of two models: leave it out")
+        raise UserError(
+            f"--model is {which}, but {origin} is no checkpoint of two models: leave it out"
+        )
     if is_megatron:
         return _open_megatron(origin, base)
     if is_checkpoint:
@@ -73,10 +77,13 @@ def open_model(origin: Path, base: str | None, which: str | None) -> OpenedModel
         return _open_peft(origin, base)
     if (origin / "config.json").exists():
         return OpenedModel(_open_safetensors(origin, expected_tensors(origin)), origin)
-    newest = max((path.parent for path in origin.glob("checkpoints/step_*/.metadata")), default=None)
+    newest = max(
+        (path.parent for path in origin.glob("checkpoints/step_*/.metadata")), default=None
+    )
     hint = f"; it is a run, so name a checkpoint, such as {newest}" if newest else ""
     raise UserError(
-        f"{origin} is neither a model (config.json), a checkpoint (.metadata) nor adapter (adapter_config.json){hint}"
+        f"{origin} is neither a model (config.json), a checkpoint (.metadata) nor adapter "
+        f"(adapter_config.json){hint}"
     )
 
 
@@ -88,7 +95,9 @@ def expected_tensors(folder: Path) -> ExpectedTensors:
     try:
         model = meta_model(str(folder))
     except Exception as error:  # a malformed config fails in many ways
-        raise UserError(f"{folder / 'config.json'} is not that of a causal language model: {error}") from error
+        raise UserError(
+            f"{folder / 'config.json'} is not that of a causal language model: {error}"
+        ) from error
     config = model.config
     weights = to_checkpoint_names(config.model_type, model.named_parameters(remove_duplicate=False))
     shapes = {name: weight.shape for name, weight in weights}
@@ -101,8 +110,8 @@ def check_family(config: Any, folder: Path) -> None:
     """Raise UserError unless models of this config can be converted to and from megatron-core."""
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"{folder} is a model of type {config.model_type!r}, which is not converted to or from megatron-core: "
-            f"{', '.join(FAMILIES)} are"
+            f"{folder} is a model of type {config.model_type!r}, which is not converted to or from "
+            f"megatron-core: {', '.join(FAMILIES)} are"
         )
 
 
@@ -114,7 +123,9 @@ def _open_safetensors(folder: Path, expected: ExpectedTensors) -> SafetensorsSou
 
 def _open_peft(origin: Path, base: str | None) -> OpenedModel:
     adapter = peft_files.read_peft(origin)
-    name = base or json.loads((origin / peft_files.CONFIG).read_text()).get("base_model_name_or_path")
+    name = base or json.loads((origin / peft_files.CONFIG).read_text()).get(
+        "base_model_name_or_path"
+    )
     own_tokenizer = origin if list(origin.glob("tokenizer*")) else None
     return _with_base(adapter, name, origin, own_tokenizer)
 
@@ -141,7 +152,9 @@ def _open_checkpoint(origin: Path, base: str | None, which: str | None) -> Opene
     tokenizer = Path(trained["tokenizer"]) if trained.get("tokenizer") else None
     if any(".lora_" in tensor for tensor in source.specs):
         if not trained.get("lora"):
-            raise UserError(f"{origin} holds adapters, and no meta.json that says their alpha: give a whole checkpoint")
+            raise UserError(
+                f"{origin} holds adapters, and no meta.json that says their alpha: give a whole checkpoint"
+            )
         adapter = _read_trained_adapter(source, trained["lora"], origin, adapter_name)
         return _with_base(adapter, name, origin, tokenizer)
     folder = _base_folder(name, origin)
@@ -170,7 +183,10 @@ def _read_trained_adapter(source: Source, lora: dict[str, Any], origin: Path, na
     `lora` is model.lora of its configuration.
     """
     # FSDP2's checkpoints include the adapter's name, megatron-core's have PEFT's names.
-    tensors = {tensor.replace(f".{name}.weight", ".weight"): read_whole(source, tensor) for tensor in source.specs}
+    tensors = {
+        tensor.replace(f".{name}.weight", ".weight"): read_whole(source, tensor)
+        for tensor in source.specs
+    }
     return Adapter.from_factors(tensors, int(lora["rank"]), float(lora["alpha"]), origin)
 
 
@@ -197,15 +213,20 @@ def _base_folder(name: str | None, origin: Path) -> Path:
     Raises UserError if that fails.
     """
     if name is None:
-        raise UserError(f"{origin} does not name the model that it belongs to: give its folder by --base")
+        raise UserError(
+            f"{origin} does not name the model that it belongs to: give its folder by --base"
+        )
     folder = Path(name)
     if not folder.is_dir():
         try:
             folder = Path(snapshot_download(name))
         except Exception as error:  # no network, no such model, no rights
             raise UserError(
-                f"the base {name!r} of {origin} is no folder and cannot be downloaded ({error}): use --base"
+                f"the base {name!r} of {origin} is no folder and cannot be downloaded ({error}): "
+                "use --base"
             ) from error
     if not (folder / "config.json").exists():
-        raise UserError(f"the base {folder} of {origin} has no config.json: give the model's folder by --base")
+        raise UserError(
+            f"the base {folder} of {origin} has no config.json: give the model's folder by --base"
+        )
     return folder

@@ -104,7 +104,8 @@ class MegatronSource:
         settings = json.loads((folder / CONFIG).read_text())
         if settings.get("sharded_backend") != "torch_dist":
             raise UserError(
-                f"{folder} is of megatron-core's format {settings.get('sharded_backend')!r}: save it as torch_dist"
+                f"{folder} is of megatron-core's format {settings.get('sharded_backend')!r}: save "
+                "it as torch_dist"
             )
         self._reader = DcpReader(folder)
         self._config, self._shapes = hf_config, shapes
@@ -113,7 +114,9 @@ class MegatronSource:
         problems = self._find_weights(tied=tied)
         problems += dict.fromkeys(self._shape_problems())
         if problems:
-            raise UserError(f"{folder} is not the model that the base's config.json describes: {'; '.join(problems)}")
+            raise UserError(
+                f"{folder} is not the model that the base's config.json describes: {'; '.join(problems)}"
+            )
         self.specs = {}
         for name, weight in self._weights.items():
             dtype = self._reader.tensors[weight.stored.key].properties.dtype
@@ -146,7 +149,9 @@ class MegatronSource:
         name = weight.mapping.megatron_name
         if self._last_fused is None or self._last_fused.name != name:
             rows = self._num_rows(weight.mapping)
-            self._last_fused = _FusedParameter(name, self._read_rows(weight.stored, 0, rows, columns))
+            self._last_fused = _FusedParameter(
+                name, self._read_rows(weight.stored, 0, rows, columns)
+            )
         return self._last_fused.value
 
     def _read_rows(
@@ -192,10 +197,14 @@ class MegatronSource:
                 self._weights[name] = StoredWeight(mapping, index, candidate, row)
                 row += self._shapes[name][0]
             return True
-        halves = [f"{candidate.key}_{half}" for half in "wv"]  # how newer versions store gate and up
+        halves = [
+            f"{candidate.key}_{half}" for half in "wv"
+        ]  # how newer versions store gate and up
         if mapping.fusion == "stacked" and all(key in self._reader.tensors for key in halves):
             for index, (name, key) in enumerate(zip(mapping.hf_names, halves, strict=True)):
-                self._weights[name] = StoredWeight(mapping, index, StoredKey(key, candidate.first), 0)
+                self._weights[name] = StoredWeight(
+                    mapping, index, StoredKey(key, candidate.first), 0
+                )
             return True
         return False
 
@@ -212,12 +221,20 @@ class MegatronSource:
             key, first = weight.stored
             tensor = self._reader.tensors[key]
             found = tuple(tensor.size)
-            rows = self._num_rows(weight.mapping) if weight.mapping.fusion == "grouped" else ends[key]
+            rows = (
+                self._num_rows(weight.mapping) if weight.mapping.fusion == "grouped" else ends[key]
+            )
             expected = (*_leading_sizes(self._config, key, first), rows, *self._shapes[name][1:])
             extra = found[0] - rows
             ranks = len({chunk.offsets[0] for chunk in tensor.chunks})
-            if name.endswith(VOCABULARY) and found[1:] == expected[1:] and 0 < extra < PADDING * ranks:
-                self.notes.append(f"{key}: {extra} rows after the vocabulary's {rows} are padding, left out")
+            if (
+                name.endswith(VOCABULARY)
+                and found[1:] == expected[1:]
+                and 0 < extra < PADDING * ranks
+            ):
+                self.notes.append(
+                    f"{key}: {extra} rows after the vocabulary's {rows} are padding, left out"
+                )
             elif found != expected:
                 yield f"{key} is {found}, by the config {expected}"
 
@@ -271,7 +288,8 @@ def _extra_state_keys(hf_config: Any, *, has_experts: bool) -> Iterator[str]:
     """Yield keys of the extra states, even empty ones, without which megatron-core's modules do not load."""
     layers, experts = hf_config.num_hidden_layers, getattr(hf_config, "num_experts", 0)
     modules = [
-        f"self_attention.{name}" for name in (*ATTENTION_LINEARS, "core_attention", "q_layernorm", "k_layernorm")
+        f"self_attention.{name}"
+        for name in (*ATTENTION_LINEARS, "core_attention", "q_layernorm", "k_layernorm")
     ]
     modules += ["input_layernorm", "pre_mlp_layernorm"]
     if not has_experts:
@@ -291,7 +309,9 @@ def write_megatron(
     moe_layers = moe_layer_mask(hf_config)
     has_experts = all(moe_layers)
     if any(moe_layers) and not has_experts:
-        raise UserError("a model of which only some layers have experts cannot be written for megatron-core")
+        raise UserError(
+            "a model of which only some layers have experts cannot be written for megatron-core"
+        )
     pieces: list[Piece] = []
     for mapping in _stored_mappings(hf_config, tied=tied):
         stored = next(_candidate_keys(mapping.megatron_name, has_experts))

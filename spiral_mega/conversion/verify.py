@@ -49,7 +49,9 @@ def _verify_weights(model: OpenedModel, target: Path, to: str) -> str:
     original = _logits(_load_source(model.source, model.folder, dtype), tokens)
     if not torch.equal(written, original):
         difference = _max_logprob_difference(written, original)
-        raise UserError(f"verification failed: logits differ by up to {difference:.3g}: report this")
+        raise UserError(
+            f"verification failed: logits differ by up to {difference:.3g}: report this"
+        )
     return f"logits of both ends are equal, bit for bit, on {NUM_TOKENS} tokens ({dtype})"
 
 
@@ -70,12 +72,13 @@ def _verify_adapter(model: OpenedModel, adapter: Adapter, target: Path, to: str)
     difference = _max_logprob_difference(written, original)
     if not difference <= tolerance:
         raise UserError(
-            f"verification failed: log-probs differ by up to {difference:.3g} (at most {tolerance}): report this"
+            f"verification failed: log-probs differ by up to {difference:.3g} (at most "
+            f"{tolerance}): report this"
         )
     effect = _max_logprob_difference(base_logits, original)
     return (
-        f"log-probs of both ends are within {difference:.2g} on {NUM_TOKENS} tokens; those of the base alone differ by "
-        f"{effect:.2g}"
+        f"log-probs of both ends are within {difference:.2g} on {NUM_TOKENS} tokens; those of the "
+        f"base alone differ by {effect:.2g}"
     )
 
 

@@ -40,13 +40,18 @@ def check_output(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{path.parent}: cannot be made ({error.strerror}): choose another output") from error
+        raise DataError(
+            f"{path.parent}: cannot be made ({error.strerror}): choose another output"
+        ) from error
     if path.is_dir():
         raise DataError(f"{path}: is a folder: name a file")
 
 
 def split_by_difficulty(
-    problems: Sequence[Problem], rewards: Mapping[str, Sequence[float]], low: float = 0.0, high: float = 1.0
+    problems: Sequence[Problem],
+    rewards: Mapping[str, Sequence[float]],
+    low: float = 0.0,
+    high: float = 1.0,
 ) -> DifficultySplit:
     """Keep the problems with low < mean reward < high; both bounds are exclusive.
 
@@ -57,13 +62,17 @@ def split_by_difficulty(
     check_bounds(low, high)
     unknown = sorted(set(rewards) - {problem.id for problem in problems})
     if unknown:
-        raise DataError(f"{len(unknown)} ids have rewards but no problem, such as {unknown[0]!r}: use one data set")
+        raise DataError(
+            f"{len(unknown)} ids have rewards but no problem, such as {unknown[0]!r}: use one data set"
+        )
     kept: list[Problem] = []
     too_hard = too_easy = 0
     for problem in problems:
         samples = rewards.get(problem.id, ())
         if not samples or not all(map(math.isfinite, samples)):
-            raise DataError(f"problem {problem.id!r} has rewards {list(samples)}: sample it at least once, finitely")
+            raise DataError(
+                f"problem {problem.id!r} has rewards {list(samples)}: sample it at least once, finitely"
+            )
         mean = fmean(samples)
         if mean <= low:
             too_hard += 1
@@ -84,7 +93,9 @@ def write_problems(problems: Sequence[Problem], path: str | Path) -> int:
     path = Path(path)
     check_output(path)
     if not problems:
-        raise DataError(f"{path}: no problem to write: widen the bounds, or check the data and the rewards")
+        raise DataError(
+            f"{path}: no problem to write: widen the bounds, or check the data and the rewards"
+        )
     with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="\n") as file:
         for problem in problems:
             file.write(json.dumps(problem_row(problem), ensure_ascii=False) + "\n")

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 SearchPrompt = Callable[[Problem], list[int]]
 
 
-def load_problems(sources: Sequence[DataSource], search_prompt: SearchPrompt, max_prompt_tokens: int) -> list[Problem]:
+def load_problems(
+    sources: Sequence[DataSource], search_prompt: SearchPrompt, max_prompt_tokens: int
+) -> list[Problem]:
     """Load the problems of `sources` whose search prompt fits, and check their verifiers. Raises DataError."""
     problems = load_sources(sources)
     examples = {problem.verifier: problem for problem in problems}
@@ -70,7 +72,9 @@ def load_source(source: DataSource) -> list[Problem]:
         except DataError as error:
             raise DataError(f"{location}: {error}") from error
         if problem.id in location_of:
-            raise DataError(f"{location}: id {problem.id!r} is also that of {location_of[problem.id]}: make ids unique")
+            raise DataError(
+                f"{location}: id {problem.id!r} is also that of {location_of[problem.id]}: make ids unique"
+            )
         location_of[problem.id] = location
         problems.append(problem)
     logger.info(
@@ -98,15 +102,28 @@ def filter_overlong(
             f"the prompt of problem {problems[lengths.index(0)].id!r} has no tokens: the tokenizer "
             "is empty, or its chat template drops the messages; check model.tokenizer"
         )
-    kept = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
+    kept = [
+        problem
+        for problem, length in zip(problems, lengths, strict=True)
+        if length <= max_prompt_tokens
+    ]
     if not kept:
-        shortest = f"the shortest prompt has {min(lengths)} tokens" if lengths else "there were none to begin with"
+        shortest = (
+            f"the shortest prompt has {min(lengths)} tokens"
+            if lengths
+            else "there were none to begin with"
+        )
         raise DataError(
             f"data.max_prompt_tokens is {max_prompt_tokens}, which leaves none of {len(lengths)} "
             f"problems ({shortest}): raise data.max_prompt_tokens, or check prompts and data"
         )
     left_out = len(problems) - len(kept)
-    logger.info("%d of %d problems left out: prompt above %d tokens", left_out, len(problems), max_prompt_tokens)
+    logger.info(
+        "%d of %d problems left out: prompt above %d tokens",
+        left_out,
+        len(problems),
+        max_prompt_tokens,
+    )
     return kept, left_out
 
 
@@ -114,5 +131,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     """Return the SHA-256, in hex, of every field of every problem, in order: equal exactly when the data is."""
     digest = hashlib.sha256()
     for problem in problems:
-        digest.update(json.dumps(problem_row(problem), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        digest.update(
+            json.dumps(problem_row(problem), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        )
     return digest.hexdigest()

@@ -43,15 +43,23 @@ def open_source(source: DataSource) -> RawSource:
         if not path.is_file():
             raise DataError(f"{path}: no such file: correct the path in the data section")
         if source.subset is not None:
-            raise DataError(f"{path}: subset is {source.subset!r}, but a file has no subsets: remove it")
+            raise DataError(
+                f"{path}: subset is {source.subset!r}, but a file has no subsets: remove it"
+            )
         return READERS[path.suffix](path)
     if path.is_file():
-        raise DataError(f"{path}: files are read as {' or '.join(READERS)}, by their suffix: convert or rename it")
+        raise DataError(
+            f"{path}: files are read as {' or '.join(READERS)}, by their suffix: convert or rename it"
+        )
     return _open_dataset(source)
 
 
 def _open_jsonl(path: Path) -> RawSource:
-    lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
+    lines = [
+        (number, line)
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)
+        if line.strip()
+    ]
 
     def rows() -> Iterator[tuple[str, Row]]:
         for number, line in lines:
@@ -59,11 +67,20 @@ def _open_jsonl(path: Path) -> RawSource:
             try:
                 row = json.loads(line.decode("utf-8"))
             except UnicodeDecodeError as error:
-                raise DataError(f"{location}: not UTF-8 ({error}): re-encode the file as UTF-8") from None
-            except (ValueError, RecursionError) as error:  # also numbers and nesting beyond Python's limits
-                raise DataError(f"{location}: not JSON ({error}): write one JSON object a line") from None
+                raise DataError(
+                    f"{location}: not UTF-8 ({error}): re-encode the file as UTF-8"
+                ) from None
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # also numbers and nesting beyond Python's limits
+                raise DataError(
+                    f"{location}: not JSON ({error}): write one JSON object a line"
+                ) from None
             if not isinstance(row, dict):
-                raise DataError(f"{location}: holds a {type(row).__name__}: write one JSON object a line")
+                raise DataError(
+                    f"{location}: holds a {type(row).__name__}: write one JSON object a line"
+                )
             yield location, row
 
     return RawSource(path.stem, len(lines), rows())
@@ -77,7 +94,9 @@ def _open_parquet(path: Path) -> RawSource:
         file = parquet.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}): write it again") from error
-    return RawSource(path.stem, file.metadata.num_rows, _arrow_rows(str(path), file.iter_batches(BATCH_ROWS)))
+    return RawSource(
+        path.stem, file.metadata.num_rows, _arrow_rows(str(path), file.iter_batches(BATCH_ROWS))
+    )
 
 
 READERS = {".jsonl": _open_jsonl, ".parquet": _open_parquet}
@@ -97,9 +116,13 @@ def _load_dataset(source: DataSource) -> Any:
     import datasets
 
     folder = Path(source.path)
-    saved_to_disk = any((folder / marker).is_file() for marker in ("dataset_dict.json", "state.json"))
+    saved_to_disk = any(
+        (folder / marker).is_file() for marker in ("dataset_dict.json", "state.json")
+    )
     if saved_to_disk and source.subset is not None:
-        raise DataError(f"{folder}: subset is {source.subset!r}, but a dataset saved to disk has none: remove it")
+        raise DataError(
+            f"{folder}: subset is {source.subset!r}, but a dataset saved to disk has none: remove it"
+        )
     try:
         if not saved_to_disk:
             return datasets.load_dataset(source.path, source.subset, split=source.split)
@@ -124,7 +147,10 @@ def _arrow_rows(name: str, batches: Iterable[Any]) -> Iterator[tuple[str, Row]]:
         try:
             rows = batch.to_pylist()
         except UnicodeDecodeError:  # one by one, to find the row at fault
-            rows = [_decode(batch.slice(i, 1), f"{name}, row {start + i}") for i in range(batch.num_rows)]
+            rows = [
+                _decode(batch.slice(i, 1), f"{name}, row {start + i}")
+                for i in range(batch.num_rows)
+            ]
         for i, row in enumerate(rows):
             yield f"{name}, row {start + i}", row
         start += batch.num_rows

@@ -64,12 +64,14 @@ class ProblemSampler:
         """Continue from `state`. Raises DataError if it belongs to other data or another seed."""
         if set(state) != set(self.state_dict()):
             raise DataError(
-                f"sampler state has keys {sorted(state)}, not {sorted(self.state_dict())}: wrong checkpoint"
+                f"sampler state has keys {sorted(state)}, not {sorted(self.state_dict())}: wrong "
+                "checkpoint"
             )
         if state["num_problems"] != self.num_problems:
             raise DataError(
-                f"the checkpoint's sampler ran over {state['num_problems']} problems, this one over "
-                f"{self.num_problems}: resume with the same data and filters, or start a new run"
+                f"the checkpoint's sampler ran over {state['num_problems']} problems, this one "
+                f"over {self.num_problems}: resume with the same data and filters, or start a new "
+                "run"
             )
         if state["seed"] != self.seed:
             raise DataError(

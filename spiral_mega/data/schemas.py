@@ -59,7 +59,11 @@ def choose_adapter(rows: Collection[tuple[str, Row]]) -> Adapter:
 def own(row: Row, name: str, default_id: str, default_verifier: str) -> Problem:
     """A row that `problem_row` wrote: its own verifier and source override those of the configuration."""
     answer = _need(row, "answer")
-    if not isinstance(answer, list) or not answer or not all(isinstance(text, str) for text in answer):
+    if (
+        not isinstance(answer, list)
+        or not answer
+        or not all(isinstance(text, str) for text in answer)
+    ):
         raise DataError(f"answer is {answer!r}, not a list of texts: write the file again")
     return Problem(
         id=_own_id(row, default_id),
@@ -75,7 +79,9 @@ def verl(row: Row, name: str, default_id: str, default_verifier: str) -> Problem
     """The schema of verl and POLARIS: chat messages, and the ground truth inside reward_model."""
     reward_model = _need(row, "reward_model")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
-        raise DataError(f"reward_model is {reward_model!r}, without a ground_truth: add it, or remove the row")
+        raise DataError(
+            f"reward_model is {reward_model!r}, without a ground_truth: add it, or remove the row"
+        )
     return Problem(
         id=_own_id(row, default_id),
         messages=_messages("prompt", _need(row, "prompt")),
@@ -137,13 +143,17 @@ def problem_row(problem: Problem) -> Row:
 def _question_column(row: Row) -> str:
     columns = [column for column in QUESTION_COLUMNS if column in row]
     if len(columns) != 1:
-        raise DataError(f"columns {sorted(row)} hold {len(columns)} of {QUESTION_COLUMNS}: each row needs exactly one")
+        raise DataError(
+            f"columns {sorted(row)} hold {len(columns)} of {QUESTION_COLUMNS}: each row needs exactly one"
+        )
     return columns[0]
 
 
 def _need(row: Row, column: str) -> Any:
     if column not in row:
-        raise DataError(f"column {column!r} is missing, which other rows have: add it, or remove the row")
+        raise DataError(
+            f"column {column!r} is missing, which other rows have: add it, or remove the row"
+        )
     if row[column] is None:
         raise DataError(f"{column} is null: fill it in, or remove the row")
     return row[column]
@@ -151,13 +161,17 @@ def _need(row: Row, column: str) -> Any:
 
 def _text(column: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{column} is {value!r} ({type(value).__name__}), not text: correct it, or remove the row")
+        raise DataError(
+            f"{column} is {value!r} ({type(value).__name__}), not text: correct it, or remove the row"
+        )
     if not value.strip():
         raise DataError(f"{column} is empty ({value!r}): fill it in, or remove the row")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
-        raise DataError(f"{column} is not UTF-8 text ({error}): correct it, or remove the row") from None
+        raise DataError(
+            f"{column} is not UTF-8 text ({error}): correct it, or remove the row"
+        ) from None
     return value
 
 
@@ -170,18 +184,30 @@ def _messages(column: str, value: Any) -> tuple[dict[str, str], ...]:
     if isinstance(value, str):
         return ({"role": "user", "content": _text(column, value)},)
     if not isinstance(value, list) or not value:
-        raise DataError(f"{column} is {value!r}, neither text nor a list of messages: correct it, or remove the row")
+        raise DataError(
+            f"{column} is {value!r}, neither text nor a list of messages: correct it, or remove the row"
+        )
     messages = []
     for i, message in enumerate(value):
         where = f"{column}[{i}]"
         if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise DataError(f"{where} is {message!r}: write role (one of {', '.join(ROLES)}) and content")
-        surplus = [key for key, part in message.items() if key not in ("role", "content") and part is not None]
+            raise DataError(
+                f"{where} is {message!r}: write role (one of {', '.join(ROLES)}) and content"
+            )
+        surplus = [
+            key
+            for key, part in message.items()
+            if key not in ("role", "content") and part is not None
+        ]
         if surplus:
             raise DataError(f"{where} has keys {surplus}, which no prompt would show: remove them")
-        messages.append({"role": message["role"], "content": _text(f"{where}.content", message.get("content"))})
+        messages.append(
+            {"role": message["role"], "content": _text(f"{where}.content", message.get("content"))}
+        )
     if messages[-1]["role"] != "user":
-        raise DataError(f"{column} ends with a {messages[-1]['role']!r} message: the last one must be the user's")
+        raise DataError(
+            f"{column} ends with a {messages[-1]['role']!r} message: the last one must be the user's"
+        )
     return tuple(messages)
 
 

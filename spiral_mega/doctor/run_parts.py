@@ -50,7 +50,9 @@ def _model_disk_bytes(config: Config, *, trained: bool) -> int:
     if not trained:
         return export
     trained_weights = weights if config.model.lora is None else _adapter_weights(model, config)
-    return CHECKPOINT_BYTES_PER_WEIGHT * trained_weights * (config.checkpoint.keep_last + 1) + export
+    return (
+        CHECKPOINT_BYTES_PER_WEIGHT * trained_weights * (config.checkpoint.keep_last + 1) + export
+    )
 
 
 def _adapter_weights(model: nn.Module, config: Config) -> int:
@@ -75,13 +77,20 @@ def _files_of(path: str) -> Iterator[Finding]:
     hf_config = read_model_config(path)
     folder = Path(path)
     if not folder.is_dir():
-        yield ok("model", f"{path}, {hf_config.model_type}, from the hub's cache: its files are not checked")
+        yield ok(
+            "model",
+            f"{path}, {hf_config.model_type}, from the hub's cache: its files are not checked",
+        )
         return
     stored = read_model_files(folder)
     expected = {name: parameter.shape for name, parameter in meta_model(path).named_parameters()}
     if missing := sorted(expected.keys() - stored.keys()):
         yield error("model", f"{folder} has no {shorten(missing)}: copy the model again")
-    shapes = [name for name in expected.keys() & stored.keys() if expected[name] != stored[name].spec.shape]
+    shapes = [
+        name
+        for name in expected.keys() & stored.keys()
+        if expected[name] != stored[name].spec.shape
+    ]
     if shapes:
         name = min(shapes)
         yield error(
@@ -91,14 +100,20 @@ def _files_of(path: str) -> Iterator[Finding]:
         )
     if not missing and not shapes:
         count = sum(math.prod(shape) for shape in expected.values())
-        yield ok("model", f"{folder}, {hf_config.model_type}, {count / 1e6:,.1f} M parameters, files complete")
+        yield ok(
+            "model",
+            f"{folder}, {hf_config.model_type}, {count / 1e6:,.1f} M parameters, files complete",
+        )
 
 
 def tokenizer(config: Config) -> Iterator[Finding]:
     """Check tokenizer, chat template and end tokens as the run will use them."""
     loaded = load_tokenizer(config.model)
     prompter = Prompter(config.prompts, loaded)
-    yield ok("tokenizer", f"{len(loaded)} tokens, chat template of {len(str(loaded.chat_template))} characters")
+    yield ok(
+        "tokenizer",
+        f"{len(loaded)} tokens, chat template of {len(str(loaded.chat_template))} characters",
+    )
     ends = stop_ids(config.model, loaded)
     names = [f"{index} {loaded.convert_ids_to_tokens(index)}" for index in sorted(ends)]
     yield ok("end tokens", ", ".join(names))
@@ -107,9 +122,14 @@ def tokenizer(config: Config) -> Iterator[Finding]:
     # unfinished.
     answered = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     try:
-        ids = loaded.apply_chat_template(answered, return_dict=False, **prompter.config.chat_template_kwargs)
+        ids = loaded.apply_chat_template(
+            answered, return_dict=False, **prompter.config.chat_template_kwargs
+        )
     except Exception as problem:  # a template may raise anything
-        yield warning("chat template", f"it refuses an assistant's turn ({problem}); sampling does not need one")
+        yield warning(
+            "chat template",
+            f"it refuses an assistant's turn ({problem}); sampling does not need one",
+        )
         return
     if ends.isdisjoint(ids[-3:]):
         yield warning(
@@ -142,7 +162,8 @@ def _verify_own_answer(pool: VerifierPool, verifier: str, problem: Problem) -> F
     if verdict.status != "ok":
         return error(
             "verifier",
-            f"{verifier} on problem {problem.id!r}: {verdict.status} ({verdict.detail}); a response would score 0",
+            f"{verifier} on problem {problem.id!r}: {verdict.status} ({verdict.detail}); a "
+            "response would score 0",
         )
     if verifier in ("math", "exact") and verdict.reward != 1.0:
         return error(
@@ -151,4 +172,7 @@ def _verify_own_answer(pool: VerifierPool, verifier: str, problem: Problem) -> F
             f"{problem.id!r}, which is not of a form that it reads: use verifier: exact, or "
             "correct the data",
         )
-    return ok("verifier", f"{verifier} answers ({verdict.reward:g} for the ground truth of {problem.id!r})")
+    return ok(
+        "verifier",
+        f"{verifier} answers ({verdict.reward:g} for the ground truth of {problem.id!r})",
+    )

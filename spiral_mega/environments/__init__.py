@@ -44,8 +44,8 @@ class Environment:
             ) from error
         if not isinstance(replies, list) or not all(map(_is_message, replies)):
             raise UserError(
-                f"rollout.sampling.environment {self.name} replied {replies!r} on problem {problem.id}: return a list "
-                "of messages, each with a role and a content"
+                f"rollout.sampling.environment {self.name} replied {replies!r} on problem "
+                f"{problem.id}: return a list of messages, each with a role and a content"
             )
         return replies
 
@@ -62,8 +62,8 @@ def make_environment(config: SamplingConfig) -> Environment | None:
     except ValueError as error:
         known = ", ".join(BUILT_IN)
         raise ValueError(
-            f"rollout.sampling.environment is {config.environment!r}: {error}; use one of {known}, or a function "
-            "(problem, messages) -> messages"
+            f"rollout.sampling.environment is {config.environment!r}: {error}; use one of {known}, "
+            "or a function (problem, messages) -> messages"
         ) from error
     return Environment(config.environment, function, config.max_turns)
 

@@ -1,7 +1,7 @@
 """A calculator: replies to a turn that ends in <calc>2 * (3 + 4)</calc> with the value.
 
-The value is exact if it is short. The calculator knows numbers, + - * / and parentheses. To anything else it replies
-with the error, so that the model can fix it.
+The value is exact if it is short. The calculator knows numbers, + - * / and parentheses. To
+anything else it replies with the error, so that the model can fix it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from spiral_mega.rollout.pipeline import Pipeline
 from spiral_mega.traces import Problem
 
 
-def measure_accuracy(pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int) -> dict[str, float]:
+def measure_accuracy(
+    pipeline: Pipeline, problems: Sequence[Problem], repeats: int, run_seed: int
+) -> dict[str, float]:
     """Sample every held-out problem `repeats` times, and return mean rewards as metrics.
 
     Collective; the result is equal on all ranks. The seeds do not depend on the training step, so

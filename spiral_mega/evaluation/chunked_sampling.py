@@ -52,7 +52,9 @@ def plan_samplings(config: Config) -> list[Sampling]:
     max_response_tokens = config.rollout.sampling.max_response_tokens
     labels = [harness.label for harness in harnesses]
     if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
-        raise ConfigError(f"eval.harnesses: several are called {duplicates[0]!r}: give each a name of its own")
+        raise ConfigError(
+            f"eval.harnesses: several are called {duplicates[0]!r}: give each a name of its own"
+        )
     groups: dict[tuple[SamplingPlan, tuple[int, ...]], list[Harness]] = {}
     for harness in harnesses:
         plan = harness.sampling_plan(max_response_tokens)
@@ -86,7 +88,10 @@ def sample(
         if runtime.is_main:
             store.remove_traces(sampling.name, number)
         pipeline.engine.reset_prefix_cache()
-        tasks = [Task(problem, -1, (seed, "eval", problem.id)) for problem in problems[start : start + chunk]]
+        tasks = [
+            Task(problem, -1, (seed, "eval", problem.id))
+            for problem in problems[start : start + chunk]
+        ]
         episodes = pipeline.run(tasks)
         if pipeline.engine.replica.leader:
             store.write_traces(sampling.name, number, runtime.rank, episodes)
@@ -95,7 +100,9 @@ def sample(
             graded = [item for items in by_rank for item in items]
             graded.sort(key=lambda item: item[0])
             store.write(sampling.name, number, [each for _, each in graded])
-        log.info("%s: %d of %d problems", sampling.name, min(start + chunk, len(problems)), len(problems))
+        log.info(
+            "%s: %d of %d problems", sampling.name, min(start + chunk, len(problems)), len(problems)
+        )
     gather_objects(None)  # barrier: the main rank's records are on disk
 
 

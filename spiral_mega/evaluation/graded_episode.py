@@ -32,7 +32,11 @@ class GradedEpisode:
 
     @classmethod
     def from_episode(
-        cls, episode: Episode, groups: Groups, truncated_rewards: dict[str, list[float]], stats: dict[str, Any]
+        cls,
+        episode: Episode,
+        groups: Groups,
+        truncated_rewards: dict[str, list[float]],
+        stats: dict[str, Any],
     ) -> GradedEpisode:
         traces = episode.traces()
         rewards = [trace.reward for trace in traces]

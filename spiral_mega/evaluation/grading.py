@@ -13,7 +13,10 @@ from spiral_mega.traces import Episode
 
 
 def grade(
-    episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
+    episode: Episode,
+    token_budgets: Sequence[int],
+    verifier: VerifierPool,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> GradedEpisode:
     """Group the answers of all traces, and verify search traces truncated to each token budget."""
     answers = [trace.answer_text for trace in episode.traces()]
@@ -23,7 +26,10 @@ def grade(
 
 
 def _truncated_rewards(
-    episode: Episode, token_budgets: Sequence[int], verifier: VerifierPool, tokenizer: PreTrainedTokenizerBase
+    episode: Episode,
+    token_budgets: Sequence[int],
+    verifier: VerifierPool,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, list[float]]:
     """Return, by budget, the search traces' rewards; a trace within the budget keeps its reward."""
     problem = episode.problem
@@ -32,11 +38,15 @@ def _truncated_rewards(
         for trace in episode.search:
             if trace.length > budget:
                 text = tokenizer.decode(trace.response_ids[:budget], skip_special_tokens=True)
-                verdicts[budget, trace.index] = verifier.submit(text, problem.answer, problem.verifier)
+                verdicts[budget, trace.index] = verifier.submit(
+                    text, problem.answer, problem.verifier
+                )
     rewards: dict[str, list[float]] = {}
     for budget in token_budgets:
         rewards[str(budget)] = []
         for trace in episode.search:
             verdict = verdicts.get((budget, trace.index))
-            rewards[str(budget)].append(trace.reward if verdict is None else verdict.result().reward)
+            rewards[str(budget)].append(
+                trace.reward if verdict is None else verdict.result().reward
+            )
     return rewards

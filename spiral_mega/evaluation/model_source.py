@@ -19,7 +19,15 @@ from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.policy import build_policies
 from spiral_mega.rollout import RolloutEngine
 
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "config.json", "meta.json", ".metadata", "*.distcp")
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.bin",
+    "*.gguf",
+    "config.json",
+    "meta.json",
+    ".metadata",
+    "*.distcp",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,9 @@ class ModelSource:
         model = {"path": self.path, "tokenizer": None, "lora": None}
         return {"rollout": rollout, "model": model, "two_models": None}
 
-    def load_weights(self, engines: Mapping[str, RolloutEngine], config: Config, runtime: Runtime) -> None:
+    def load_weights(
+        self, engines: Mapping[str, RolloutEngine], config: Config, runtime: Runtime
+    ) -> None:
         """Load each model's full weights, with adapters merged, into its engine. Collective."""
         if self.checkpoint is None:
             for model, model_config in model_configs(config).items():
@@ -80,7 +90,9 @@ class ModelSource:
         if folder.is_dir():
             for pattern in WEIGHT_FILES:
                 files.update(folder.glob(pattern))
-        stats = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(files)}
+        stats = {
+            path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(files)
+        }
         return {"path": str(folder.resolve()) if files else self.path, "files": stats}
 
 

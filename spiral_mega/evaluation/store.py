@@ -37,7 +37,9 @@ class Store:
             try:
                 recorded = json.loads(path.read_text())
             except ValueError as error:
-                raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, or use another") from error
+                raise UserError(
+                    f"{path} cannot be read ({error}): remove {self.folder}, or use another"
+                ) from error
             if changed := describe_changes(recorded, json.loads(json.dumps(identity))):
                 raise UserError(
                     f"{self.folder} holds another evaluation ({'; '.join(changed)}): choose "
@@ -54,13 +56,19 @@ class Store:
         try:
             return [GradedEpisode(**record) for record in json.loads(path.read_text())]
         except (ValueError, TypeError) as error:
-            raise UserError(f"{path} cannot be read ({error}): remove {self.folder}, and evaluate again") from error
+            raise UserError(
+                f"{path} cannot be read ({error}): remove {self.folder}, and evaluate again"
+            ) from error
 
     def write(self, sampling: str, chunk: int, graded: Sequence[GradedEpisode]) -> None:
         """Write the chunk's records. From here on it counts as complete."""
-        write_json_atomic(self._records(sampling, chunk), [asdict(each) for each in graded], indent=None)
+        write_json_atomic(
+            self._records(sampling, chunk), [asdict(each) for each in graded], indent=None
+        )
 
-    def write_traces(self, sampling: str, chunk: int, rank: int, episodes: Sequence[Episode]) -> None:
+    def write_traces(
+        self, sampling: str, chunk: int, rank: int, episodes: Sequence[Episode]
+    ) -> None:
         write_traces(self._traces(sampling) / f"chunk_{chunk:06d}.rank{rank}.parquet", episodes)
 
     def remove_traces(self, sampling: str, chunk: int) -> None:

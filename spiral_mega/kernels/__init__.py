@@ -1,4 +1,5 @@
-"""Kernels for what plain torch would do with too much memory or time: log-probs from hidden states, without logits.
+"""Kernels for what plain torch would do with too much memory or time: log-probs from hidden states,
+without logits.
 
 Suffixes of tensor names give their dimensions, in order:
 

@@ -7,9 +7,13 @@ import torch
 from spiral_mega.kernels.gradients import Gradients, Tiling, accumulate
 from spiral_mega.kernels.logits import LogitGradient, Logits, Statistics, accumulator_dtype
 
-TILE_ELEMENTS = 2**21  # 8 MiB in float32: two fit in a last-level cache, and products of this size run at full speed
+TILE_ELEMENTS = (
+    2**21
+)  # 8 MiB in float32: two fit in a last-level cache, and products of this size run at full speed
 TILE_ROWS = 4096
-MAX_SAVED_LOGITS = 2**24  # up to so many, 64 MiB, are saved for the backward pass and not computed again
+MAX_SAVED_LOGITS = (
+    2**24
+)  # up to so many, 64 MiB, are saved for the backward pass and not computed again
 LOG_OF_ZERO = -1000.0  # its exp is 0 in any dtype, and unlike with -inf, 0 times it is 0
 
 
@@ -93,7 +97,9 @@ def _initial_statistics(logits: Logits) -> Statistics:
     )
 
 
-def _update(running: Statistics, scratch: _Scratch, tile: Logits, targets: torch.Tensor, with_dot: bool) -> None:
+def _update(
+    running: Statistics, scratch: _Scratch, tile: Logits, targets: torch.Tensor, with_dot: bool
+) -> None:
     """Update the `running` statistics of a tile's rows in place; `targets` count from the tile's first column."""
     logits_tv, (shifted_tv, exponentials_tv) = scratch.compute(tile), scratch.buffers(tile)
     rows, columns = _targets_in_tile(targets, logits_tv)
@@ -104,7 +110,8 @@ def _update(running: Statistics, scratch: _Scratch, tile: Logits, targets: torch
     torch.exp(shifted_tv, out=exponentials_tv)
     running.sum.copy_(total + exponentials_tv.sum(1))
     if with_dot:
-        # A token of probability 0 adds nothing; as 0 * -inf it would add NaN, which the sum leaves out.
+        # A token of probability 0 adds nothing; as 0 * -inf it would add NaN, which the sum leaves
+        # out.
         running.dot.copy_(dot + exponentials_tv.mul_(shifted_tv).nansum(1))
     running.max.copy_(maximum)
 
@@ -140,7 +147,9 @@ def _softmax_gradient(
     return logprobs_tv.add_(gradient.softmax_coef[:, None]).mul_(other_tv)
 
 
-def _targets_in_tile(targets: torch.Tensor, tile_tv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _targets_in_tile(
+    targets: torch.Tensor, tile_tv: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows whose target is in the tile, and its column there."""
     (rows,) = ((targets >= 0) & (targets < tile_tv.shape[1])).nonzero(as_tuple=True)
     return rows, targets[rows]

@@ -1,7 +1,8 @@
-"""Log-probs, log-sum-exps and entropies from hidden states and the head's weight, without many logits in memory.
+"""Log-probs, log-sum-exps and entropies from hidden states and the head's weight, without many
+logits in memory.
 
-`linear_logprob` checks its arguments, chooses a backend, and computes what does not depend on the device: which rows
-and gradients are needed, and the exchange between shards of the vocabulary.
+`linear_logprob` checks its arguments, chooses a backend, and computes what does not depend on the
+device: which rows and gradients are needed, and the exchange between shards of the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from spiral_mega.kernels.logits import LinearLogprob, LogitGradient, Logits, Ter
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-MAX_WHOLE_ELEMENTS = 2**20  # of logits and of weight: up to here whole logits cost less than handling tiles
+MAX_WHOLE_ELEMENTS = (
+    2**20
+)  # of logits and of weight: up to here whole logits cost less than handling tiles
 
 
 def linear_logprob(
@@ -44,23 +47,26 @@ def linear_logprob(
 
         x = softcap * tanh(z / softcap) / temperature,    z = hidden @ weight^T + bias (+ adapter)
 
-    (without `softcap`, x = z / temperature). `hidden` [T, H], `weight` [V, H], `targets` [T] integers in [0, V), `bias`
-    [V]; `adapter`: a pair u [T, R], B [V, R] that adds u @ B^T, which is LoRA on the head for u = scale * hidden @ A^T,
-    without a merged copy of the weight. Floating-point tensors share one dtype: float32, bfloat16, float16 or float64.
+    (without `softcap`, x = z / temperature). `hidden` [T, H], `weight` [V, H], `targets` [T]
+    integers in [0, V), `bias` [V]; `adapter`: a pair u [T, R], B [V, R] that adds u @ B^T, which is
+    LoRA on the head for u = scale * hidden @ A^T, without a merged copy of the weight.
+    Floating-point tensors share one dtype: float32, bfloat16, float16 or float64.
 
-    Returns [T] tensors in nats, float32 (float64 for float64); the entropy is None without `with_entropy`. Gradients
-    flow through all three to hidden, weight, bias and adapter, once (no second derivatives). Rows whose upstream
-    gradients are all zero cost nothing in the backward pass. A target outside the vocabulary has log-prob -inf (the
-    reference raises); a row of logits that is -inf throughout gives NaN, as log_softmax does.
+    Returns [T] tensors in nats, float32 (float64 for float64); the entropy is None without
+    `with_entropy`. Gradients flow through all three to hidden, weight, bias and adapter, once (no
+    second derivatives). Rows whose upstream gradients are all zero cost nothing in the backward
+    pass. A target outside the vocabulary has log-prob -inf (the reference raises); a row of logits
+    that is -inf throughout gives NaN, as log_softmax does.
 
-    `vocab_parallel_group`: weight, bias and B hold this rank's shard of the vocabulary, from entry `vocab_start` on
-    (default: rank * V, for shards of equal size); hidden, u and targets, the latter counted in the whole vocabulary,
-    are equal on all ranks. Every rank gets the whole result, and must go through backward with the same upstream
-    gradients; gradients of hidden and u come back summed over the group. `vocab_size`: the number of real entries; rows
-    of weight at or past it are padding and contribute nothing.
+    `vocab_parallel_group`: weight, bias and B hold this rank's shard of the vocabulary, from entry
+    `vocab_start` on (default: rank * V, for shards of equal size); hidden, u and targets, the
+    latter counted in the whole vocabulary, are equal on all ranks. Every rank gets the whole
+    result, and must go through backward with the same upstream gradients; gradients of hidden and u
+    come back summed over the group. `vocab_size`: the number of real entries; rows of weight at or
+    past it are padding and contribute nothing.
 
-    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when logits and weight are small and in
-    full precision.
+    `backend`: `auto` takes triton for CUDA tensors; on CPU, cpu, or reference when logits and
+    weight are small and in full precision.
 
     Raises ValueError for invalid shapes, dtypes, temperature, softcap or backend.
     """
@@ -90,18 +96,27 @@ def _check(logits: Logits, targets: torch.Tensor) -> None:
     (hidden, weight), bias = logits.terms[0], logits.bias
     for input, factor in logits.terms:
         if input.dim() != 2 or factor.dim() != 2 or input.shape[1] != factor.shape[1]:
-            raise ValueError(f"shapes {list(input.shape)} and {list(factor.shape)}: expected [T, H] and [V, H]")
+            raise ValueError(
+                f"shapes {list(input.shape)} and {list(factor.shape)}: expected [T, H] and [V, H]"
+            )
         if len(input) != len(hidden) or len(factor) != len(weight):
             raise ValueError(
-                f"adapter of {list(input.shape)} and {list(factor.shape)} for {len(hidden)} rows, {len(weight)}"
+                f"adapter of {list(input.shape)} and {list(factor.shape)} for {len(hidden)} rows, "
+                f"{len(weight)}"
             )
     if targets.shape != (len(hidden),) or targets.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"targets {list(targets.shape)} {targets.dtype}: expected [{len(hidden)}] integers")
+        raise ValueError(
+            f"targets {list(targets.shape)} {targets.dtype}: expected [{len(hidden)}] integers"
+        )
     if bias is not None and bias.shape != (len(weight),):
         raise ValueError(f"bias of shape {list(bias.shape)}: expected [{len(weight)}]")
-    dtypes = {tensor.dtype for term in logits.terms for tensor in term} | ({bias.dtype} if bias is not None else set())
+    dtypes = {tensor.dtype for term in logits.terms for tensor in term} | (
+        {bias.dtype} if bias is not None else set()
+    )
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64, *HALF_DTYPES}:
-        raise ValueError(f"tensors of {', '.join(sorted(map(str, dtypes)))}: expected one floating-point dtype")
+        raise ValueError(
+            f"tensors of {', '.join(sorted(map(str, dtypes)))}: expected one floating-point dtype"
+        )
     for name, value in {"temperature": logits.temperature, "softcap": logits.softcap}.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} {value}: expected a positive number")
@@ -119,7 +134,8 @@ def _choose_backend(backend: Backend, logits: Logits, sharded: bool) -> str:
         return "triton"
     (rows, columns), features = logits.shape, input.shape[1]
     small = columns * max(rows, features) <= MAX_WHOLE_ELEMENTS
-    # `cpu` rounds half-precision logits as the model's own head, and so an engine, does; `reference` does not.
+    # `cpu` rounds half-precision logits as the model's own head, and so an engine, does;
+    # `reference` does not.
     half = input.dtype in HALF_DTYPES
     return "reference" if small and not half and not sharded else "cpu"
 
@@ -150,21 +166,33 @@ class _LinearLogprob(torch.autograd.Function):
         logits = _cast_inputs(backend, logits)
         needs_backward = grad_enabled and any(ctx.needs_input_grad)
         if needs_backward and math.prod(logits.shape) <= backend.MAX_SAVED_LOGITS:
-            logits = replace(logits, saved=targets.new_empty(logits.shape, dtype=accumulator_dtype(tensors[0].dtype)))
+            logits = replace(
+                logits,
+                saved=targets.new_empty(logits.shape, dtype=accumulator_dtype(tensors[0].dtype)),
+            )
         statistics = backend.statistics(logits, targets, with_entropy)
         if group is not None:
             statistics = statistics.merge_over(group)
         outputs = statistics.outputs(with_entropy)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(targets, outputs.logsumexp, outputs.entropy, logits.saved, bias, *tensors)
-        ctx.backend, ctx.temperature, ctx.softcap, ctx.group = backend, logits.temperature, logits.softcap, group
+        ctx.save_for_backward(
+            targets, outputs.logsumexp, outputs.entropy, logits.saved, bias, *tensors
+        )
+        ctx.backend, ctx.temperature, ctx.softcap, ctx.group = (
+            backend,
+            logits.temperature,
+            logits.softcap,
+            group,
+        )
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         targets, logsumexp, entropy, saved, bias, *tensors = ctx.saved_tensors
-        terms = tuple(Term(input, weight) for input, weight in zip(tensors[::2], tensors[1::2], strict=True))
+        terms = tuple(
+            Term(input, weight) for input, weight in zip(tensors[::2], tensors[1::2], strict=True)
+        )
         logits = _cast_inputs(ctx.backend, Logits(terms, bias, ctx.temperature, ctx.softcap, saved))
         gradient = _logit_gradient(targets, logsumexp, entropy, ctx.temperature, *upstream)
         rows = gradient.nonzero_rows()
@@ -175,12 +203,23 @@ class _LinearLogprob(torch.autograd.Function):
         ctx.backend.add_gradients(gradients, logits, gradient)
         if ctx.group is not None:
             _sum_over_group(gradients.inputs, ctx.group)
-        return None, None, None, None, None, None, gradients.bias, *_in_order(gradients, terms, rows)
+        return (
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            gradients.bias,
+            *_in_order(gradients, terms, rows),
+        )
 
 
 def _cast_inputs(backend: ModuleType, logits: Logits) -> Logits:
     """Cast inputs to the dtype that the backend multiplies in; weights are cast tile by tile."""
-    terms = tuple(Term(input.to(backend.operand_dtype(input.dtype)), weight) for input, weight in logits.terms)
+    terms = tuple(
+        Term(input.to(backend.operand_dtype(input.dtype)), weight) for input, weight in logits.terms
+    )
     return replace(logits, terms=terms)
 
 
@@ -212,10 +251,14 @@ def _sum_over_group(gradients: Sequence[torch.Tensor | None], group: dist.Proces
             dist.all_reduce(gradient, group=group)
 
 
-def _in_order(gradients: Gradients, terms: Sequence[Term], rows: torch.Tensor) -> list[torch.Tensor | None]:
+def _in_order(
+    gradients: Gradients, terms: Sequence[Term], rows: torch.Tensor
+) -> list[torch.Tensor | None]:
     """Return the gradients of each term's input and weight in turn; inputs get zeros where no row was computed."""
     ordered: list[torch.Tensor | None] = []
-    for (input, _), input_grad, weight_grad in zip(terms, gradients.inputs, gradients.weights, strict=True):
+    for (input, _), input_grad, weight_grad in zip(
+        terms, gradients.inputs, gradients.weights, strict=True
+    ):
         if input_grad is not None:
             input_grad = input_grad.to(input.dtype)
             if len(rows) < len(input):

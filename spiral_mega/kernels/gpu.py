@@ -1,8 +1,8 @@
 """Tiles of logits on GPU, by Triton kernels.
 
-The forward kernel keeps logits in registers. The backward kernel computes them again and writes the gradient of a strip
-of the vocabulary at a time, in the dtype of the inputs; torch's matrix products, which no kernel of ours would beat, do
-the rest (see gradients.py).
+The forward kernel keeps logits in registers. The backward kernel computes them again and writes the
+gradient of a strip of the vocabulary at a time, in the dtype of the inputs; torch's matrix
+products, which no kernel of ours would beat, do the rest (see gradients.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from spiral_mega.kernels.logits import LogitGradient, Logits, Statistics
 from spiral_mega.kernels.triton_kernels import gradient_kernel, statistics_kernel
 
 MAX_SAVED_LOGITS = 0  # logits do not leave the registers, so there are none to save
-STRIP_ELEMENTS = 2**26  # of the gradient at a time: 128 MiB in bfloat16, wide enough for products at full speed
-ROW_GROUP = 8  # blocks of rows that go through the vocabulary together, so that L2 serves both operands
+STRIP_ELEMENTS = (
+    2**26
+)  # of the gradient at a time: 128 MiB in bfloat16, wide enough for products at full speed
+ROW_GROUP = (
+    8  # blocks of rows that go through the vocabulary together, so that L2 serves both operands
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class KernelArguments(NamedTuple):
 def choose_tile(dtype: torch.dtype, plain: bool, sm: int) -> TileSize:
     """Choose the widest tile that spills no register (tested).
 
-    `plain`: for statistics of logits with neither adapter nor softcap. The wgmma of whole warp groups on sm_90 has room
-    for 256 entries there. Products in float32 use no tensor cores.
+    `plain`: for statistics of logits with neither adapter nor softcap. The wgmma of whole warp
+    groups on sm_90 has room for 256 entries there. Products in float32 use no tensor cores.
     """
     if dtype.itemsize == 4:
         return TileSize(64, 64, 32, 4, 3)
@@ -79,24 +83,41 @@ def kernel_arguments(logits: Logits, *, gradient: bool, sm: int) -> KernelArgume
         "num_stages": tile.num_stages,
     }
     tensors = [x, w, x2, w2, x if logits.bias is None else logits.bias]
-    numbers = [*logits.shape, x.shape[1], x2.shape[1], 1 / logits.temperature, logits.softcap or 1.0]
+    numbers = [
+        *logits.shape,
+        x.shape[1],
+        x2.shape[1],
+        1 / logits.temperature,
+        logits.softcap or 1.0,
+    ]
     return KernelArguments(tensors, numbers, constants)
 
 
 def statistics(logits: Logits, targets: torch.Tensor, with_dot: bool) -> Statistics:
     """Compute the statistics of each row: some programs share a row's vocabulary, and their parts are merged."""
-    tensors, numbers, constants = kernel_arguments(logits, gradient=False, sm=_compute_capability(targets.device))
+    tensors, numbers, constants = kernel_arguments(
+        logits, gradient=False, sm=_compute_capability(targets.device)
+    )
     num_rows, num_columns = logits.shape
     row_blocks = triton.cdiv(num_rows, constants["BLOCK_M"])
     tiles = triton.cdiv(num_columns, constants["BLOCK_N"])
     # Enough splits of the vocabulary for four programs on each multiprocessor.
-    wanted_splits = max(1, triton.cdiv(4 * _num_multiprocessors(targets.device), max(row_blocks, 1)))
+    wanted_splits = max(
+        1, triton.cdiv(4 * _num_multiprocessors(targets.device), max(row_blocks, 1))
+    )
     tiles_per_split = triton.cdiv(max(tiles, 1), wanted_splits)
     splits = max(1, triton.cdiv(tiles, tiles_per_split))
     out = torch.empty(4, splits, num_rows, dtype=torch.float32, device=targets.device)
     if num_rows:
         statistics_kernel[(row_blocks * splits,)](
-            *tensors, targets, out, *numbers, splits, tiles_per_split, WITH_DOT=with_dot, **constants
+            *tensors,
+            targets,
+            out,
+            *numbers,
+            splits,
+            tiles_per_split,
+            WITH_DOT=with_dot,
+            **constants,
         )
     return Statistics(*out).merge_parts()
 
@@ -112,9 +133,13 @@ def add_gradients(gradients: Gradients, logits: Logits, logit_gradient: LogitGra
         tensors, numbers, constants = kernel_arguments(tile, gradient=True, sm=sm)
         rows, columns = tile.shape
         out = scratch[: rows * columns].view(rows, columns)
-        grid = (triton.cdiv(rows, constants["BLOCK_M"]) * triton.cdiv(columns, constants["BLOCK_N"]),)
+        grid = (
+            triton.cdiv(rows, constants["BLOCK_M"]) * triton.cdiv(columns, constants["BLOCK_N"]),
+        )
         has_entropy = gradient.entropy_coef is not None
-        entropy_coef = gradient.entropy_coef if has_entropy else gradient.softmax_coef  # any tensor: it is not read
+        entropy_coef = (
+            gradient.entropy_coef if has_entropy else gradient.softmax_coef
+        )  # any tensor: it is not read
         gradient_kernel[grid](
             *tensors, gradient.targets, gradient.logsumexp, gradient.onehot_coef, gradient.softmax_coef, entropy_coef,
             out, *numbers, HAS_ENTROPY=has_entropy, **constants,

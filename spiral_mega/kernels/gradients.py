@@ -1,4 +1,5 @@
-"""The backward pass that all devices share: the gradient of one tile of logits at a time, and its two products.
+"""The backward pass that all devices share: the gradient of one tile of logits at a time, and its
+two products.
 
 for each strip of the vocabulary            weight [v, K] is read, and its gradient written, once
     for each block of tokens                dx [t, v] of the tile, from the device's kernel
@@ -15,7 +16,8 @@ import torch
 
 from spiral_mega.kernels.logits import LogitGradient, Logits, accumulator_dtype
 
-# Computes the gradient [t, v] of a tile's logits before softcap and temperature, in the dtype of the inputs.
+# Computes the gradient [t, v] of a tile's logits before softcap and temperature, in the dtype of
+# the inputs.
 TileGradient = Callable[[Logits, LogitGradient], torch.Tensor]
 
 
@@ -50,22 +52,32 @@ class Gradients:
 def allocate(logits: Logits, inputs: list[bool], weights: list[bool], bias: bool) -> Gradients:
     """Allocate the gradients that are needed; those of inputs are sums over strips, in the accumulators' dtype."""
     wide = accumulator_dtype(logits.terms[0].input.dtype)
-    gradients = Gradients([], [], torch.zeros_like(logits.bias) if bias and logits.bias is not None else None)
-    for (input_TK, weight_VK), input_needed, weight_needed in zip(logits.terms, inputs, weights, strict=True):
+    gradients = Gradients(
+        [], [], torch.zeros_like(logits.bias) if bias and logits.bias is not None else None
+    )
+    for (input_TK, weight_VK), input_needed, weight_needed in zip(
+        logits.terms, inputs, weights, strict=True
+    ):
         gradients.inputs.append(torch.zeros_like(input_TK, dtype=wide) if input_needed else None)
         gradients.weights.append(torch.zeros_like(weight_VK) if weight_needed else None)
     return gradients
 
 
 def accumulate(
-    gradients: Gradients, logits: Logits, logit_gradient: LogitGradient, tiling: Tiling, tile_gradient: TileGradient
+    gradients: Gradients,
+    logits: Logits,
+    logit_gradient: LogitGradient,
+    tiling: Tiling,
+    tile_gradient: TileGradient,
 ) -> None:
     """Fill `gradients`. Sums run in a fixed order, so the same input gives the same bits."""
     num_rows, num_columns = logits.shape
     one_block = num_rows <= tiling.rows
     for columns in tiling.over_columns(num_columns):
         strip, strip_gradient = logits.columns(columns), logit_gradient.columns(columns)
-        strip_sums = _StripSums(gradients, columns, accumulator_dtype(logits.terms[0].input.dtype), one_block)
+        strip_sums = _StripSums(
+            gradients, columns, accumulator_dtype(logits.terms[0].input.dtype), one_block
+        )
         for rows in tiling.over_rows(num_rows):
             tile = strip.rows(rows)
             strip_sums.add(tile, rows, tile_gradient(tile, strip_gradient.rows(rows)))
@@ -75,13 +87,27 @@ def accumulate(
 class _StripSums:
     """The gradients of one strip of weights and bias, summed over blocks of tokens.
 
-    A sum over several blocks is in the accumulators' dtype and rounded to the weight's once, at its end.
+    A sum over several blocks is in the accumulators' dtype and rounded to the weight's once, at its
+    end.
     """
 
-    def __init__(self, gradients: Gradients, columns: slice, wide: torch.dtype, one_block: bool) -> None:
-        self.gradients, self.columns, self.wide, self.one_block = gradients, columns, wide, one_block
-        self.weights = [None if weight is None else self._sum_of(weight) for weight in gradients.weights]
-        self.bias = None if gradients.bias is None else torch.zeros_like(gradients.bias[columns], dtype=wide)
+    def __init__(
+        self, gradients: Gradients, columns: slice, wide: torch.dtype, one_block: bool
+    ) -> None:
+        self.gradients, self.columns, self.wide, self.one_block = (
+            gradients,
+            columns,
+            wide,
+            one_block,
+        )
+        self.weights = [
+            None if weight is None else self._sum_of(weight) for weight in gradients.weights
+        ]
+        self.bias = (
+            None
+            if gradients.bias is None
+            else torch.zeros_like(gradients.bias[columns], dtype=wide)
+        )
 
     def _sum_of(self, weight: torch.Tensor) -> torch.Tensor:
         strip = weight[self.columns]

@@ -30,8 +30,8 @@ class Logits:
 
         logits = softcap * tanh(z / softcap) / temperature,    z = sum of input @ weight^T over `terms` + bias
 
-    Without `softcap`, logits = z / temperature. `saved` [T, V]: memory where the forward pass stores them for the
-    backward pass, in the dtype of accumulators, if they are few.
+    Without `softcap`, logits = z / temperature. `saved` [T, V]: memory where the forward pass
+    stores them for the backward pass, in the dtype of accumulators, if they are few.
     """
 
     terms: tuple[Term, ...]
@@ -51,9 +51,17 @@ class Logits:
 
     def columns(self, columns: slice) -> Logits:
         """Select vocabulary entries; their weights are cast to the dtype of the inputs, which may be wider."""
-        terms = tuple(Term(input_TK, weight_VK[columns].to(input_TK.dtype)) for input_TK, weight_VK in self.terms)
+        terms = tuple(
+            Term(input_TK, weight_VK[columns].to(input_TK.dtype))
+            for input_TK, weight_VK in self.terms
+        )
         bias = None if self.bias is None else self.bias[columns]
-        return replace(self, terms=terms, bias=bias, saved=None if self.saved is None else self.saved[:, columns])
+        return replace(
+            self,
+            terms=terms,
+            bias=bias,
+            saved=None if self.saved is None else self.saved[:, columns],
+        )
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -62,10 +70,11 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class Statistics(NamedTuple):
-    """For the logits x of each row: m = max, sum of exp(x - m), sum of (x - m) exp(x - m), and the target's x.
+    """For the logits x of each row: m = max, sum of exp(x - m), sum of (x - m) exp(x - m), and the
+    target's x.
 
-    All [T], or [S, T] for S parts of the vocabulary. m is finite even where x is all -inf, so that no difference is
-    NaN; the target's logit is -inf in every part that does not hold it.
+    All [T], or [S, T] for S parts of the vocabulary. m is finite even where x is all -inf, so that
+    no difference is NaN; the target's logit is -inf in every part that does not hold it.
     """
 
     max: torch.Tensor
@@ -77,7 +86,9 @@ class Statistics(NamedTuple):
         """Return the same for another m, at least as large."""
         shift = self.max - maximum
         scale = shift.exp()
-        return Statistics(maximum, scale * self.sum, scale * (self.dot + shift * self.sum), self.target)
+        return Statistics(
+            maximum, scale * self.sum, scale * (self.dot + shift * self.sum), self.target
+        )
 
     def merge_parts(self) -> Statistics:
         """Merge [S, T] of the parts of a vocabulary into [T] of the whole."""
@@ -110,10 +121,11 @@ class LogitGradient:
 
         dx = onehot(target) * onehot_coef + p * (softmax_coef - entropy_coef * log p),    p = softmax(x)
 
-    With upstream gradients a, b, c of log-prob, log-sum-exp and entropy h: d log-prob = onehot - p, d log-sum-exp = p,
-    d h = -p (log p + h); hence onehot_coef = a, softmax_coef = b - a - c h, entropy_coef = c. All [T]; `entropy_coef`
-    is None if the entropy has no upstream gradient. log p = x - logsumexp. Targets count from the first vocabulary
-    entry at hand; those outside belong to another part.
+    With upstream gradients a, b, c of log-prob, log-sum-exp and entropy h: d log-prob = onehot - p,
+    d log-sum-exp = p, d h = -p (log p + h); hence onehot_coef = a, softmax_coef = b - a - c h,
+    entropy_coef = c. All [T]; `entropy_coef` is None if the entropy has no upstream gradient. log p
+    = x - logsumexp. Targets count from the first vocabulary entry at hand; those outside belong to
+    another part.
     """
 
     targets: torch.Tensor

@@ -12,7 +12,9 @@ LOWEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
-def _add_product(sum, x, w, rows, columns, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr):
+def _add_product(
+    sum, x, w, rows, columns, K, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, UPCAST: tl.constexpr
+):
     """Return sum [m, n] + x [m, K] @ w [n, K]^T in float32. Rows and columns exist; only K may end within a block."""
     features = tl.arange(0, BLOCK_K)
     x_block = x + rows[:, None].to(tl.int64) * K + features[None, :]
@@ -120,7 +122,8 @@ def gradient_kernel(
     EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ENTROPY: tl.constexpr,
     GROUP: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [T, V], the gradient of the logits before softcap and temperature (see LogitGradient).
+    """Compute out [T, V], the gradient of the logits before softcap and temperature (see
+    LogitGradient).
 
     The factor 1 / temperature is in the coefficients.
     """
@@ -144,4 +147,6 @@ def gradient_kernel(
         capped = logits / (inverse_temperature * softcap)
         gradient *= 1.0 - capped * capped
     place = out + rows[:, None].to(tl.int64) * V + columns[None, :]
-    tl.store(place, gradient.to(out.dtype.element_ty), mask=(rows[:, None] < T) & (columns[None, :] < V))
+    tl.store(
+        place, gradient.to(out.dtype.element_ty), mask=(rows[:, None] < T) & (columns[None, :] < V)
+    )

@@ -33,7 +33,11 @@ ROUNDS = 5
 ALL_REDUCE_BYTES = {"cuda": 512 * 2**20, "cpu": 4 * 2**20}
 MATRIX_SIZE = {"cuda": 8192, "cpu": 512}
 NVIDIA_FIELDS = (
-    *("index", "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown"),
+    *(
+        "index",
+        "clocks_throttle_reasons.hw_slowdown",
+        "clocks_throttle_reasons.hw_thermal_slowdown",
+    ),
     *("clocks_throttle_reasons.hw_power_brake_slowdown", "ecc.errors.uncorrected.volatile.total"),
 )
 
@@ -69,13 +73,19 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def check_node(folder: Path, devices: Sequence[torch.device], limits: Limits, rank: int = 0) -> Report:
+def check_node(
+    folder: Path, devices: Sequence[torch.device], limits: Limits, rank: int = 0
+) -> Report:
     """Check this node alone: disk, shared memory, and each of the CUDA `devices`."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()
+    )
     free = shutil.disk_usage(existing).free / GIB
     problems = []
     if free < limits.min_disk_gib:
-        problems.append(f"{free:.1f} GiB are free at {existing}, fewer than {limits.min_disk_gib:g}")
+        problems.append(
+            f"{free:.1f} GiB are free at {existing}, fewer than {limits.min_disk_gib:g}"
+        )
     if (shared := shutil.disk_usage("/dev/shm").free / GIB) < limits.min_shm_gib:
         problems.append(f"{shared:.2f} GiB are free in /dev/shm, fewer than {limits.min_shm_gib:g}")
     cuda = [device for device in devices if device.type == "cuda"]
@@ -83,13 +93,16 @@ def check_node(folder: Path, devices: Sequence[torch.device], limits: Limits, ra
         available, total = torch.cuda.mem_get_info(device)
         if available < limits.min_gpu_free * total:
             problems.append(
-                f"{available / GIB:.1f} of {total / GIB:.1f} GiB of {device} are free: another process holds the rest"
+                f"{available / GIB:.1f} of {total / GIB:.1f} GiB of {device} are free: another "
+                "process holds the rest"
             )
     if cuda:
         problems += gpu_problems(_nvidia_smi())
     names = {torch.cuda.get_device_name(device) for device in cuda} or {"cpu"}
     versions = {"torch": torch.__version__, "python": sys.version.split()[0]}
-    return Report(socket.gethostname(), rank, ", ".join(sorted(names)), problems, free, versions=versions)
+    return Report(
+        socket.gethostname(), rank, ", ".join(sorted(names)), problems, free, versions=versions
+    )
 
 
 def gpu_problems(table: str) -> list[str]:
@@ -113,7 +126,9 @@ def check_all(report: Report, runtime: Runtime, limits: Limits) -> list[Report]:
     ones = torch.full((4,), float(runtime.rank + 1), device=device)
     dist.all_reduce(ones)
     if float(ones[0]) != runtime.world_size * (runtime.world_size + 1) / 2:
-        report.problems.append(f"an all-reduce gave {float(ones[0])}: the network or a device computes wrongly")
+        report.problems.append(
+            f"an all-reduce gave {float(ones[0])}: the network or a device computes wrongly"
+        )
     report.rate = _matrix_rate(runtime)
     report.bandwidth = _bandwidth(runtime)
     return compare(gather_objects(report), limits)
@@ -122,7 +137,9 @@ def check_all(report: Report, runtime: Runtime, limits: Limits) -> list[Report]:
 def compare(reports: list[Report], limits: Limits) -> list[Report]:
     """Add to `reports` the problems that show when they are compared."""
     clock, rate = median(each.clock for each in reports), median(each.rate for each in reports)
-    versions = max((each.versions for each in reports), key=[each.versions for each in reports].count)
+    versions = max(
+        (each.versions for each in reports), key=[each.versions for each in reports].count
+    )
     for each in reports:
         if abs(each.clock - clock) > limits.max_clock_skew_s:
             each.problems.append(f"its clock is {each.clock - clock:+.1f} s from the others'")
@@ -134,7 +151,9 @@ def compare(reports: list[Report], limits: Limits) -> list[Report]:
         if each.versions != versions:
             each.problems.append(f"it has {each.versions}, others {versions}")
         if len(reports) > 1 and each.bandwidth < limits.min_bandwidth:
-            each.problems.append(f"all-reduce at {each.bandwidth:.2f} GB/s, below {limits.min_bandwidth:g}")
+            each.problems.append(
+                f"all-reduce at {each.bandwidth:.2f} GB/s, below {limits.min_bandwidth:g}"
+            )
     return reports
 
 
@@ -161,7 +180,11 @@ def _format_line(host: str, reports: Sequence[Report]) -> str:
 def _nvidia_smi() -> str:
     query = f"--query-gpu={','.join(NVIDIA_FIELDS)}"
     done = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60, check=True
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return done.stdout
 
@@ -169,7 +192,9 @@ def _nvidia_smi() -> str:
 def _matrix_rate(runtime: Runtime) -> float:
     """Measure square matrix products: TFLOP/s, the best of some rounds."""
     n = MATRIX_SIZE[runtime.device.type]
-    a = torch.ones(n, n, device=runtime.device, dtype=torch.bfloat16 if runtime.device.type == "cuda" else None)
+    a = torch.ones(
+        n, n, device=runtime.device, dtype=torch.bfloat16 if runtime.device.type == "cuda" else None
+    )
     seconds = [_timed(runtime, lambda: a @ a) for _ in range(ROUNDS)]
     return 2 * n**3 / min(seconds) / 1e12
 
@@ -194,8 +219,12 @@ def _timed(runtime: Runtime, work: Callable[[], object]) -> float:
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[Path, Limits]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="run.dir, whose file system must have space")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="run.dir, whose file system must have space"
+    )
     for flag, default, text in (
         ("--min-disk-gib", 50.0, "free disk space there, in GiB"),
         ("--min-shm-gib", 1.0, "free space in /dev/shm, in GiB"),
@@ -204,7 +233,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Path, Limits]:
         ("--min-speed", 0.8, "fraction of the median rank's speed of matrix products"),
         ("--min-bandwidth", 0.0, "bus bandwidth of an all-reduce, in GB/s; 0: any"),
     ):
-        parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
+        parser.add_argument(
+            flag, type=float, default=default, help=f"{text} (default: %(default)s)"
+        )
     values = vars(parser.parse_args(arguments))
     return values.pop("folder"), Limits(**values)
 

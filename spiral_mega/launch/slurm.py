@@ -49,7 +49,9 @@ def write_script(config: Config, path: Path, overrides: Sequence[str], job: Job)
         folder.mkdir(parents=True, exist_ok=True)
         script.write_text(text)
     except OSError as error:
-        raise UserError(f"{script} cannot be written ({error.strerror}): choose another run.dir") from error
+        raise UserError(
+            f"{script} cannot be written ({error.strerror}): choose another run.dir"
+        ) from error
     return script
 
 
@@ -65,7 +67,9 @@ def render(template: str, path: Path, overrides: Sequence[str], job: Job, run_di
                 lines.append(_directive(key, wanted))
         elif line == SETTINGS:
             lines += [_directive(key, value) for key, value in options.items() if value is not None]
-            lines += [f"{key}={shlex.quote(value)}" for key, value in _settings(job, run_dir).items()]
+            lines += [
+                f"{key}={shlex.quote(value)}" for key, value in _settings(job, run_dir).items()
+            ]
             lines.append(f"set -- {shlex.join([str(path), *overrides])}")
         else:
             lines.append(line)
@@ -88,7 +92,9 @@ def _options(job: Job, run_dir: Path) -> dict[str, str | None]:
     for option in job.extra:
         key, _, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not key:
-            raise UserError(f"--sbatch {option!r} is not an option of sbatch: write --sbatch=--key=value")
+            raise UserError(
+                f"--sbatch {option!r} is not an option of sbatch: write --sbatch=--key=value"
+            )
         options[key] = value
     return options
 
@@ -107,7 +113,9 @@ def _settings(job: Job, run_dir: Path) -> dict[str, str]:
     if job.container_image is not None:
         folders = (REPOSITORY, Path.cwd())
         settings["CONTAINER_IMAGE"] = job.container_image
-        settings["CONTAINER_MOUNTS"] = job.container_mounts or ",".join(f"{each}:{each}" for each in folders)
+        settings["CONTAINER_MOUNTS"] = job.container_mounts or ",".join(
+            f"{each}:{each}" for each in folders
+        )
     return settings
 
 
@@ -118,7 +126,9 @@ def _directive(key: str, value: str) -> str:
 def submit(script: Path) -> str:
     """Submit `script` with sbatch; return the job number. Raises UserError with sbatch's message."""
     if shutil.which("sbatch") is None:
-        raise UserError(f"there is no sbatch here: run this on a login node, or submit {script} there")
+        raise UserError(
+            f"there is no sbatch here: run this on a login node, or submit {script} there"
+        )
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True)
     if done.returncode != 0:
         raise UserError(f"sbatch refused {script}: {done.stderr.strip()}")

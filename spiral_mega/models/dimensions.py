@@ -62,7 +62,8 @@ class ModelSizes:
 
 
 def measure_model(config: PretrainedConfig, lora: LoraConfig | None) -> ModelSizes:
-    """Build the model of `config` without memory and count its weights, and those of adapters as `lora` describes.
+    """Build the model of `config` without memory and count its weights, and those of adapters as
+    `lora` describes.
 
     Raises UserError for a model without decoder layers, and for experts other than those of
     Qwen3-MoE.
@@ -75,13 +76,17 @@ def measure_model(config: PretrainedConfig, lora: LoraConfig | None) -> ModelSiz
     layers = [module for module in model.modules() if type(module).__name__ in layer_types]
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 0
     if not layers or (experts and text.model_type not in MOE_TYPES):
-        raise UserError(f"plan supports dense decoders and Qwen3-MoE; {type(model).__name__} is neither")
+        raise UserError(
+            f"plan supports dense decoders and Qwen3-MoE; {type(model).__name__} is neither"
+        )
     layer_params = [_count(layer) for layer in layers]
     expert_weights = [_count_experts(layer) for layer in layers]
     moe_layers = sum(count > 0 for count in expert_weights)
     expert_params = max(expert_weights) // max(experts, 1)
     experts_per_token = getattr(text, "num_experts_per_tok", 0) if experts else 0
-    moe_params_per_layer = experts_per_token * expert_params + experts * text.hidden_size  # and the router
+    moe_params_per_layer = (
+        experts_per_token * expert_params + experts * text.hidden_size
+    )  # and the router
     total = _count(model)
     trained = _count_trained(model, layers, lora)
     heads = text.num_attention_heads
@@ -147,7 +152,9 @@ def _count_linear(layer: nn.Module) -> int:
 
 def _count_experts(layer: nn.Module) -> int:
     """Count the weights of a layer's experts, which transformers fuses."""
-    return sum(parameter.numel() for name, parameter in layer.named_parameters() if ".experts." in name)
+    return sum(
+        parameter.numel() for name, parameter in layer.named_parameters() if ".experts." in name
+    )
 
 
 def _count_adapters(module: nn.Module, lora: LoraConfig) -> int:

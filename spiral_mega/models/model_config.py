@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def read_model_config(path: str) -> PretrainedConfig:
-    """Read the config of the model at `path`, a folder or a name on the hub, and set every dropout in it to zero.
+    """Read the config of the model at `path`, a folder or a name on the hub, and set every dropout
+    in it to zero.
 
     A policy gradient needs the sampler's distribution, so the trained model must not drop anything
     out. Raises UserError if there is no readable config.
@@ -24,8 +25,8 @@ def read_model_config(path: str) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(path)
     except Exception as error:  # a malformed config fails in many ways
         raise UserError(
-            f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a model on the hub "
-            f"({error})"
+            f"model.path {path!r} does not lead to a model: name a folder with a config.json, or a "
+            f"model on the hub ({error})"
         ) from error
     for name, value in list(vars(config).items()):
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value:
@@ -57,4 +58,6 @@ def check_dimensions(dimensions: Mapping[str, Any], config: PretrainedConfig, pa
         if key in own and own[key] != value:
             wrong.append(f"{key} is {value!r} in model.dimensions and {own[key]!r} in the model")
     if wrong:
-        raise UserError(f"model.path {path!r} is another model than planned with: {'; '.join(wrong)}")
+        raise UserError(
+            f"model.path {path!r} is another model than planned with: {'; '.join(wrong)}"
+        )

@@ -107,14 +107,17 @@ def read_peft(folder: Path) -> Adapter:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
         peft_type, rank, alpha = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / CONFIG} cannot be read ({error!r}): copy the adapter again") from error
+        raise UserError(
+            f"{folder / CONFIG} cannot be read ({error!r}): copy the adapter again"
+        ) from error
     unsupported = []
     for key, value in UNSUPPORTED.items():
         if config.get(key, value) not in (value, None):
             unsupported.append(f"{key}={config[key]!r}")
     if peft_type != "LORA" or unsupported:
         raise UserError(
-            f"{folder} is not a plain LoRA adapter ({peft_type}, {', '.join(unsupported)}): merge it with peft"
+            f"{folder} is not a plain LoRA adapter ({peft_type}, {', '.join(unsupported)}): merge "
+            "it with peft"
         )
     tensors = {name: stored.read() for name, stored in read_file(folder / WEIGHTS).items()}
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -123,7 +126,10 @@ def read_peft(folder: Path) -> Adapter:
 
 def write_peft(adapter: Adapter, base: str, dtype: torch.dtype | None, folder: Path) -> None:
     """Write `adapter` of the model `base` into `folder`, in `dtype` or the factors' own."""
-    tensors = {name: factor.to(dtype or factor.dtype).contiguous() for name, factor in adapter.factors().items()}
+    tensors = {
+        name: factor.to(dtype or factor.dtype).contiguous()
+        for name, factor in adapter.factors().items()
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     adapter.peft_config(base).save_pretrained(folder)
 
@@ -135,15 +141,25 @@ def _pair_factors(
     unknown = []
     for name, tensor in tensors.items():
         layer, _, side = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
-        if not (name.startswith(PREFIX) and name.endswith(".weight") and side in ("lora_A", "lora_B")):
+        if not (
+            name.startswith(PREFIX) and name.endswith(".weight") and side in ("lora_A", "lora_B")
+        ):
             unknown.append(name)
         layers.setdefault(layer, {})[side] = tensor
     if unknown:
-        raise UserError(f"{origin} holds {shorten(sorted(unknown))}, which is no factor of a linear layer's update")
+        raise UserError(
+            f"{origin} holds {shorten(sorted(unknown))}, which is no factor of a linear layer's update"
+        )
     updates = {}
     for layer, sides in layers.items():
-        if sides.keys() != {"lora_A", "lora_B"} or len(sides["lora_A"]) != rank or sides["lora_B"].shape[1] != rank:
+        if (
+            sides.keys() != {"lora_A", "lora_B"}
+            or len(sides["lora_A"]) != rank
+            or sides["lora_B"].shape[1] != rank
+        ):
             shapes = {side: tuple(tensor.shape) for side, tensor in sides.items()}
-            raise UserError(f"the factors of {layer} in {origin} are {shapes}, not of rank {rank}: copy it again")
+            raise UserError(
+                f"the factors of {layer} in {origin} are {shapes}, not of rank {rank}: copy it again"
+            )
         updates[f"{layer}.weight"] = LowRankUpdate(sides["lora_A"], sides["lora_B"], scale)
     return updates

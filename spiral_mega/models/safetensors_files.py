@@ -79,7 +79,9 @@ def read_model_files(folder: Path) -> dict[str, StoredTensor]:
     if (folder / INDEX).exists():
         return _read_index(folder)
     if not (folder / SINGLE).exists():
-        raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}: name a folder with a model's safetensors")
+        raise UserError(
+            f"{folder} has neither {SINGLE} nor {INDEX}: name a folder with a model's safetensors"
+        )
     return read_file(folder / SINGLE)
 
 
@@ -94,10 +96,16 @@ def _read_index(folder: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{path} cannot be read ({error!r}): copy it again") from error
     lost = sorted(name for name, file in file_of.items() if name not in files[file])
     if lost:
-        raise UserError(f"{path} lists {shorten(lost)}, missing from the files that it names: copy the model again")
-    stray = sorted(name for file, tensors in files.items() for name in tensors if file_of.get(name) != file)
+        raise UserError(
+            f"{path} lists {shorten(lost)}, missing from the files that it names: copy the model again"
+        )
+    stray = sorted(
+        name for file, tensors in files.items() for name in tensors if file_of.get(name) != file
+    )
     if stray:
-        raise UserError(f"{path} does not list {shorten(stray)}, which its files hold: copy the model again")
+        raise UserError(
+            f"{path} does not list {shorten(stray)}, which its files hold: copy the model again"
+        )
     return {name: files[file][name] for name, file in file_of.items()}
 
 
@@ -110,9 +118,13 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
         size = path.stat().st_size
         tensors, end = _read_header(path, size)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): copy the model again") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): copy the model again"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}): copy it again") from error
+        raise UserError(
+            f"{path} is not a whole safetensors file ({error}): copy it again"
+        ) from error
     if end != size:
         raise UserError(f"{path} has {size:,} bytes where its header needs {end:,}: copy it again")
     return tensors
@@ -147,7 +159,8 @@ class _Location(NamedTuple):
 
 
 class ShardedWriter:
-    """Writes `tensors` into safetensors files of at most `max_bytes` of data each (or one tensor), and their index.
+    """Writes `tensors` into safetensors files of at most `max_bytes` of data each (or one tensor),
+    and their index.
 
     Every tensor's location is fixed in advance, so tensors and their rows may arrive in any order
     and none is kept.

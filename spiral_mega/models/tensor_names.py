@@ -20,7 +20,9 @@ from typing import NamedTuple
 import torch
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-MOE_TYPES = ("qwen3_moe",)  # model types whose checkpoints hold each expert's projections as separate tensors
+MOE_TYPES = (
+    "qwen3_moe",
+)  # model types whose checkpoints hold each expert's projections as separate tensors
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 

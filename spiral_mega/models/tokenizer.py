@@ -17,7 +17,9 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # malformed files fail in many ways
-        raise ConfigError(f"model.tokenizer / model.path {path!r} does not load as a tokenizer: {error}") from error
+        raise ConfigError(
+            f"model.tokenizer / model.path {path!r} does not load as a tokenizer: {error}"
+        ) from error
 
 
 def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -33,14 +35,18 @@ def stop_ids(model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> frozense
     ids = [token for token in (*declared, tokenizer.eos_token_id) if token is not None]
     vocabulary = config.get_text_config().vocab_size
     if not ids:
-        raise ConfigError(f"model.path {model.path!r} names no end token (generation_config.json, tokenizer): add one")
+        raise ConfigError(
+            f"model.path {model.path!r} names no end token (generation_config.json, tokenizer): add one"
+        )
     invalid = [token for token in ids if not (isinstance(token, int) and 0 <= token < vocabulary)]
     if invalid:
-        raise ConfigError(f"model.path {model.path!r} names end tokens {invalid}, but has tokens 0 to {vocabulary - 1}")
+        raise ConfigError(
+            f"model.path {model.path!r} names end tokens {invalid}, but has tokens 0 to {vocabulary - 1}"
+        )
     if len(tokenizer) > vocabulary:
         raise ConfigError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model at {model.path} only {vocabulary}: "
-            "they do not belong together; check model.tokenizer"
+            f"the tokenizer has {len(tokenizer)} tokens and the model at {model.path} only "
+            f"{vocabulary}: they do not belong together; check model.tokenizer"
         )
     return frozenset(ids)
 
@@ -58,5 +64,7 @@ def _declared_stop_ids(path: str, config: Any) -> list[Any]:
             declared = GenerationConfig.from_pretrained(path).eos_token_id or declared
         except Exception as error:
             if is_local:
-                raise ConfigError(f"{folder / 'generation_config.json'} cannot be read: {error}") from error
+                raise ConfigError(
+                    f"{folder / 'generation_config.json'} cannot be read: {error}"
+                ) from error
     return declared if isinstance(declared, list) else [declared]

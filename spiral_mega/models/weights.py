@@ -26,7 +26,9 @@ def checked_weights(
     for name, tensor in weights:
         if shapes.get(name) != tensor.shape:
             expected = tuple(shapes[name]) if name in shapes else "no such tensor"
-            raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}; the engine has {expected}")
+            raise ValueError(
+                f"weight {name} has shape {tuple(tensor.shape)}; the engine has {expected}"
+            )
         missing.discard(name)
         yield name, tensor
     if missing:
@@ -54,5 +56,7 @@ def pretrained_weights(path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    parameters = ((name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False))
+    parameters = (
+        (name, each.detach()) for name, each in model.named_parameters(remove_duplicate=False)
+    )
     return to_checkpoint_names(model.config.model_type, parameters)

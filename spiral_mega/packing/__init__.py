@@ -1,4 +1,5 @@
-"""From weighted traces to micro-batches: token trees, their balance over ranks, and attention along their paths.
+"""From weighted traces to micro-batches: token trees, their balance over ranks, and attention along
+their paths.
 
     TrainingSequence -> distribute -> micro-batches -> pack -> TreeBatch -> tree_attention, linear_logprob
 

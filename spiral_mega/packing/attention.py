@@ -15,7 +15,10 @@ from spiral_mega.packing.tree_attention import attend
 from spiral_mega.packing.tree_layout import TreeLayout
 from spiral_mega.packing.varlen import ScoreMod, TorchVarlen, Varlen
 
-Backend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, TreeLayout, ScoreMod], torch.Tensor]
+Backend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, TreeLayout, ScoreMod],
+    torch.Tensor,
+]
 
 
 def check_model(model: Any) -> None:
@@ -25,9 +28,15 @@ def check_model(model: Any) -> None:
     """
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-    plain = model._supports_attention_backend and model._supports_flash_attn and not model._is_stateful
+    plain = (
+        model._supports_attention_backend and model._supports_flash_attn and not model._is_stateful
+    )
     if unknown or not plain:
-        reason = f"layers of type {', '.join(sorted(unknown))}" if unknown else "a state or masks of its own"
+        reason = (
+            f"layers of type {', '.join(sorted(unknown))}"
+            if unknown
+            else "a state or masks of its own"
+        )
         raise ValueError(f"{type(model).__name__} has {reason}, which token trees cannot follow")
 
 
@@ -47,16 +56,24 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend along the paths of `tree`: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, D].
+    """Attend along the paths of `tree`: query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T,
+    Hq, D].
 
-    Supports grouped heads, sliding windows (in tokens of the path), soft caps and sinks. Raises ValueError for dropout,
-    a mask, bidirectional attention, and a model that does not pass `tree` to its attention.
+    Supports grouped heads, sliding windows (in tokens of the path), soft caps and sinks. Raises
+    ValueError for dropout, a mask, bidirectional attention, and a model that does not pass `tree`
+    to its attention.
     """
     if tree is None:
-        raise ValueError(f"{type(module).__name__} was given no token tree: its model does not pass on its arguments")
+        raise ValueError(
+            f"{type(module).__name__} was given no token tree: its model does not pass on its arguments"
+        )
     if dropout or attention_mask is not None or not getattr(module, "is_causal", True):
-        raise ValueError("tree attention is causal along each path: no dropout, no mask, no bidirectional attention")
-    score_mod = ScoreMod(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
+        raise ValueError(
+            "tree attention is causal along each path: no dropout, no mask, no bidirectional attention"
+        )
+    score_mod = ScoreMod(
+        query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window
+    )
     q_THD, k_THD, v_THD = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     return backend(q_THD, k_THD, v_THD, s_aux, tree, score_mod)[None], None
 

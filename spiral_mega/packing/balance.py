@@ -1,4 +1,5 @@
-"""Assign the parts of token trees to micro-batches of similar cost. Every rank computes the same assignment.
+"""Assign the parts of token trees to micro-batches of similar cost. Every rank computes the same
+assignment.
 
 rank           0        1        2
 round 0     [A0 B1]    [C0]     [D0 D1]    micro-batches that run at the same time have similar cost
@@ -19,23 +20,28 @@ Microbatch = list[TreePart]
 def assign_microbatches(
     trees: Sequence[Sequence[Branch]], budget: int, num_replicas: int
 ) -> list[list[list[SequenceKey]]]:
-    """Return keys of sequences as [replica][micro-batch][position]; every replica has as many micro-batches.
+    """Return keys of sequences as [replica][micro-batch][position]; every replica has as many
+    micro-batches.
 
-    No micro-batch exceeds `budget` distinct tokens. Micro-batches that run at the same time have similar cost. Trees
-    are cut where they exceed the budget, and into smaller parts where the replicas then finish earlier. Without trees
-    there are no micro-batches; with fewer parts than replicas, some are empty. Raises ValueError when a sequence alone
-    exceeds the budget.
+    No micro-batch exceeds `budget` distinct tokens. Micro-batches that run at the same time have
+    similar cost. Trees are cut where they exceed the budget, and into smaller parts where the
+    replicas then finish earlier. Without trees there are no micro-batches; with fewer parts than
+    replicas, some are empty. Raises ValueError when a sequence alone exceeds the budget.
     """
     longest = max((branch.length for tree in trees for branch in tree), default=0)
     if longest > budget:
-        raise ValueError(f"a sequence of {longest} tokens exceeds policy.microbatch_tokens ({budget}): raise it")
+        raise ValueError(
+            f"a sequence of {longest} tokens exceeds policy.microbatch_tokens ({budget}): raise it"
+        )
     sizes = sorted({max(longest, budget // divisor) for divisor in (1, 2, 4, 8)}, reverse=True)
     candidates = [_partition(_cut_all(trees, size), budget, num_replicas) for size in sizes]
     rounds = min(candidates, key=_duration)  # the first of equals, which has the fewest cuts
     return [_keys_of_replica(rounds, replica) for replica in range(num_replicas)]
 
 
-def split_into_microbatches(sequences: list[TrainingSequence], budget: int) -> list[list[TrainingSequence]]:
+def split_into_microbatches(
+    sequences: list[TrainingSequence], budget: int
+) -> list[list[TrainingSequence]]:
     """Split the sequences of one replica into as few micro-batches as fit, by `assign_microbatches`."""
     trees = [make_branches(group) for group in group_by_prompt(sequences)]
     (assignment,) = assign_microbatches(trees, budget, 1)

@@ -1,4 +1,5 @@
-"""Exchange sequences between ranks, so that each holds the micro-batches that its replica trains on.
+"""Exchange sequences between ranks, so that each holds the micro-batches that its replica trains
+on.
 
 1. gather       the keys of all sequences; the rank that holds a prompt's first sequence owns the prompt
 2. all-to-all   each sequence to its prompt's owner
@@ -18,11 +19,15 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence,
 from spiral_mega.packing.tree_parts import Branch, make_branches
 
 
-def distribute(local: list[TrainingSequence], budget: int, replica: int) -> list[list[TrainingSequence]]:
-    """Exchange the ranks' `local` sequences and return the micro-batches of this rank's replica; collective.
+def distribute(
+    local: list[TrainingSequence], budget: int, replica: int
+) -> list[list[TrainingSequence]]:
+    """Exchange the ranks' `local` sequences and return the micro-batches of this rank's replica;
+    collective.
 
-    `replica`: the index of the copy of the model that this rank is part of; all its ranks get the same. The result
-    depends on the sequences and on the number of replicas, not on which rank sampled what.
+    `replica`: the index of the copy of the model that this rank is part of; all its ranks get the
+    same. The result depends on the sequences and on the number of replicas, not on which rank
+    sampled what.
     """
     replicas = gather_objects(replica)
     owned = _send_to_owners(local)
@@ -62,7 +67,9 @@ def _first_key(tree: Sequence[Branch]) -> SequenceKey:
 
 
 def _send_to_replicas(
-    owned: Sequence[TrainingSequence], assignment: Sequence[Sequence[Sequence[SequenceKey]]], replicas: Sequence[int]
+    owned: Sequence[TrainingSequence],
+    assignment: Sequence[Sequence[Sequence[SequenceKey]]],
+    replicas: Sequence[int],
 ) -> list[TrainingSequence]:
     """Send each owned sequence to every rank of the replica it is assigned to; return what this rank receives."""
     by_key = {sequence.key: sequence for sequence in owned}

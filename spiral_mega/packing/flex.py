@@ -22,7 +22,9 @@ def attend_flex(
 ) -> torch.Tensor:
     """Attend as `spiral_mega.packing.tree_attention.attend` does, without sinks (ValueError)."""
     if sinks is not None:
-        raise ValueError("tree_flex has no attention sinks: install flash-attn, or set policy.attention=tree_torch")
+        raise ValueError(
+            "tree_flex has no attention sinks: install flash-attn, or set policy.attention=tree_torch"
+        )
 
     def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         assert score_mod.softcap is not None
@@ -53,7 +55,9 @@ def _block_mask(layout: TreeLayout, window: int | None) -> BlockMask:
             return seen if window is None else seen & (depth_T[row] - depth_T[key] < window)
 
         num_queries, num_keys = len(layout.queries), len(layout.depth)
-        layout.masks[window] = create_block_mask(on_path, None, None, num_queries, num_keys, device=str(layout.device))
+        layout.masks[window] = create_block_mask(
+            on_path, None, None, num_queries, num_keys, device=str(layout.device)
+        )
     return layout.masks[window]
 
 

@@ -19,12 +19,13 @@ class _Load(NamedTuple):
 
 
 def packing_metrics(microbatches: list[list[TrainingSequence]], budget: int) -> dict[str, float]:
-    """Return the metrics of an update: `microbatches` on this rank, of at most `budget` tokens each; collective.
+    """Return the metrics of an update: `microbatches` on this rank, of at most `budget` tokens
+    each; collective.
 
     - `packing/merge_ratio`: tokens of all sequences laid flat, over those computed.
     - `packing/fill`: tokens computed, over what the micro-batches have room for.
-    - `packing/balance`: cost, over the cost if each rank's micro-batch were as expensive as the most expensive one that
-      runs at the same time; 1 where no rank waits.
+    - `packing/balance`: cost, over the cost if each rank's micro-batch were as expensive as the
+      most expensive one that runs at the same time; 1 where no rank waits.
 
     Empty without micro-batches.
     """

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 
 class SequenceKey(NamedTuple):
-    """Identifies a sequence in a step: the index of its episode's prompt, and its position among the episode's traces.
+    """Identifies a sequence in a step: the index of its episode's prompt, and its position among
+    the episode's traces.
 
     Sequences of one `prompt_index` are merged into one token tree.
     """
@@ -22,9 +23,10 @@ class SequenceKey(NamedTuple):
 class TrainingSequence:
     """A prompt, and the response [L] to learn from.
 
-    Its loss is the sum of `weight` times the token loss at `advantage` over the response tokens, without those in
-    `observation_spans`, ranges [start, stop) that the model did not write. `weight` holds the component's weight and
-    its denominator over the global batch, so sums of losses need no further scaling.
+    Its loss is the sum of `weight` times the token loss at `advantage` over the response tokens,
+    without those in `observation_spans`, ranges [start, stop) that the model did not write.
+    `weight` holds the component's weight and its denominator over the global batch, so sums of
+    losses need no further scaling.
     """
 
     key: SequenceKey

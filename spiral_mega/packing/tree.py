@@ -1,4 +1,5 @@
-"""Merge the sequences of each prompt by common token prefixes, so that each distinct token is computed once.
+"""Merge the sequences of each prompt by common token prefixes, so that each distinct token is
+computed once.
 
     sequences         tree                    laid out depth first
 
@@ -8,7 +9,8 @@
                                               subtree_end  6  6  5  4  5  6
                                               parent      -1  0  1  2  2  1
 
-Row i attends to row j exactly when j <= i < subtree_end[j], that is when j is on the path from the root to i.
+Row i attends to row j exactly when j <= i < subtree_end[j], that is when j is on the path from the
+root to i.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """A forest of T tokens, one tree for each prompt index, laid out depth first (see the module's picture).
+    """A forest of T tokens, one tree for each prompt index, laid out depth first (see the module's
+    picture).
 
-    `token_ids`, `depth` (tokens before it in its sequences), `subtree_end` and `parent` (-1: none) are [T].
-    `response_nodes` [R]: the row of each response token, sequence by sequence in the order given. Identical sequences
-    share one path.
+    `token_ids`, `depth` (tokens before it in its sequences), `subtree_end` and `parent` (-1: none)
+    are [T]. `response_nodes` [R]: the row of each response token, sequence by sequence in the order
+    given. Identical sequences share one path.
     """
 
     token_ids: Ints
@@ -51,8 +54,9 @@ class TokenTree:
 class SortedTokens(NamedTuple):
     """Token sequences in lexicographic order, where those that share most are neighbours.
 
-    `order`: which of the given sequences each is; `shared`: how many leading tokens it has in common with the one
-    before it, 0 for the first. A range of them is a tree of sum(lengths) - sum(shared, without the first) tokens.
+    `order`: which of the given sequences each is; `shared`: how many leading tokens it has in
+    common with the one before it, 0 for the first. A range of them is a tree of sum(lengths) -
+    sum(shared, without the first) tokens.
     """
 
     tokens: list[Tokens]
@@ -83,8 +87,13 @@ class _Run(NamedTuple):
 
 def sort_tokens(sequences: Sequence[TrainingSequence]) -> SortedTokens:
     """Sort by tokens, and by position among equals. Linear in the tokens, except for comparing bytes while sorting."""
-    tokens = [np.frombuffer(array("i", s.prompt_ids) + array("i", s.response_ids), dtype=np.int32) for s in sequences]
-    keys = [each.astype(">u4").tobytes() for each in tokens]  # most significant byte first: bytes compare as numbers
+    tokens = [
+        np.frombuffer(array("i", s.prompt_ids) + array("i", s.response_ids), dtype=np.int32)
+        for s in sequences
+    ]
+    keys = [
+        each.astype(">u4").tobytes() for each in tokens
+    ]  # most significant byte first: bytes compare as numbers
     order = sorted(range(len(sequences)), key=keys.__getitem__)
     ordered = [tokens[i] for i in order]
     shared = [0, *(_common_prefix(a, b) for a, b in pairwise(ordered))][: len(order)]
@@ -92,9 +101,11 @@ def sort_tokens(sequences: Sequence[TrainingSequence]) -> SortedTokens:
 
 
 def build_tree(sequences: Sequence[TrainingSequence]) -> TokenTree:
-    """Merge the sequences of each prompt index; those of different ones stay apart, even if they share a template.
+    """Merge the sequences of each prompt index; those of different ones stay apart, even if they
+    share a template.
 
-    Raises ValueError for a sequence without a prompt, whose first response token nothing would predict.
+    Raises ValueError for a sequence without a prompt, whose first response token nothing would
+    predict.
     """
     for sequence in sequences:
         if not sequence.prompt_ids:
@@ -107,7 +118,9 @@ def build_tree(sequences: Sequence[TrainingSequence]) -> TokenTree:
     for _, group in groupby(sorted(range(len(sequences)), key=prompt_index), key=prompt_index):
         members = list(group)
         ordered = sort_tokens([sequences[i] for i in members])
-        for tokens, member, shared in zip(ordered.tokens, ordered.order, ordered.shared, strict=True):
+        for tokens, member, shared in zip(
+            ordered.tokens, ordered.order, ordered.shared, strict=True
+        ):
             branches.append(_Branch(tokens, members[member], shared))
     return _lay_out(branches, [len(sequence.prompt_ids) for sequence in sequences])
 

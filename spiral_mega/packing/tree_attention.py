@@ -28,7 +28,8 @@ def attend(
     layout: TreeLayout,
     score_mod: ScoreMod,
 ) -> torch.Tensor:
-    """Attend along the paths of `layout`: q [Q, Hq, D] of its queries, k, v [T, Hkv, D] of all rows -> [Q, Hq, D].
+    """Attend along the paths of `layout`: q [Q, Hq, D] of its queries, k, v [T, Hkv, D] of all rows
+    -> [Q, Hq, D].
 
     `sinks` [Hq] or None: one more score in every softmax of a head, with a value of zero.
     """
@@ -46,7 +47,9 @@ class _TreeAttention(torch.autograd.Function):
         if others or sinks is not None:
             out = out.to(torch.promote_types(q.dtype, torch.float32))
         for blocks in others:
-            part, part_lse = varlen.forward(q[blocks.rows], k[blocks.cols], v[blocks.cols], blocks, score_mod)
+            part, part_lse = varlen.forward(
+                q[blocks.rows], k[blocks.cols], v[blocks.cols], blocks, score_mod
+            )
             _merge(out, lse, part, part_lse, blocks.rows)
         if sinks is not None:
             out, lse = _add_sinks(out, lse, sinks)
@@ -63,7 +66,14 @@ class _TreeAttention(torch.autograd.Function):
         def block_gradients(blocks: Blocks) -> Grads:
             rows, cols = blocks.rows, blocks.cols
             return ctx.varlen.backward(
-                grad[rows], q[rows], k[cols], v[cols], out[rows], lse[:, rows], blocks, ctx.score_mod
+                grad[rows],
+                q[rows],
+                k[cols],
+                v[cols],
+                out[rows],
+                lse[:, rows],
+                blocks,
+                ctx.score_mod,
             )
 
         first, *others = ctx.layout.blocks(ctx.score_mod.window)
@@ -83,7 +93,9 @@ class _TreeAttention(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
 
 
-def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, rows: Rows) -> None:
+def _merge(
+    out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor, rows: Rows
+) -> None:
     """Merge a block's `part` and `part_lse` into those of its queries in `out` [Q, H, D] and `lse` [H, Q], in place."""
     share = torch.sigmoid(part_lse - lse[:, rows]).T[..., None]
     merged = out[rows].lerp_(part.to(out.dtype), share)
@@ -92,13 +104,17 @@ def _merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: t
     lse[:, rows] = torch.logaddexp(lse[:, rows], part_lse)
 
 
-def _add_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _add_sinks(
+    out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Add one term to every sum of exponentials, with a value of zero."""
     total = torch.logaddexp(lse, sinks[:, None].to(lse.dtype))
     return out * (lse - total).exp().T[..., None], total
 
 
-def _sinks_gradient(sinks: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+def _sinks_gradient(
+    sinks: torch.Tensor, grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> torch.Tensor:
     delta = (grad * out).sum(-1).T
     return -((sinks[:, None].to(lse.dtype) - lse).exp() * delta).sum(1).to(sinks.dtype)
 

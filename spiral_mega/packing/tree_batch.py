@@ -1,4 +1,5 @@
-"""Pack a micro-batch: a forest of token trees, the rows that the head predicts from, and who reads each log-prob.
+"""Pack a micro-batch: a forest of token trees, the rows that the head predicts from, and who reads
+each log-prob.
 
 row                  0  1  2  3  4  5     T = 6 rows go through the model (the tree of packing/tree.py)
 token                a  b  c  d  e  f
@@ -24,13 +25,16 @@ from spiral_mega.packing.tree_layout import TreeLayout
 
 @dataclass(frozen=True, slots=True)
 class TreeBatch:
-    """T distinct tokens, of which U are response tokens; R response tokens of the sequences learn from those.
+    """T distinct tokens, of which U are response tokens; R response tokens of the sequences learn
+    from those.
 
     - `input_ids`, `position_ids` [1, T]
     - `layout`: which row attends to which
-    - `logit_indices` [U]: the row that predicts each distinct response token, its parent; `labels` [U]: that token
+    - `logit_indices` [U]: the row that predicts each distinct response token, its parent; `labels`
+      [U]: that token
     - `gather_indices` [R]: which of the U tokens each response token is
-    - `sampler_logprobs`, `advantages`, `weights`, `sequence_ids` [R]: sequence by sequence in the order given
+    - `sampler_logprobs`, `advantages`, `weights`, `sequence_ids` [R]: sequence by sequence in the
+      order given
     """
 
     input_ids: torch.Tensor
@@ -45,7 +49,9 @@ class TreeBatch:
     sequence_ids: torch.Tensor
 
     def to(self, device: torch.device) -> TreeBatch:
-        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return replace(
+            self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
+        )
 
     def attention_kwargs(self) -> dict[str, TreeLayout]:
         """Return what tree attention needs, by the keyword that it reads from the model's arguments."""
@@ -55,12 +61,15 @@ class TreeBatch:
 def pack(sequences: list[TrainingSequence]) -> TreeBatch:
     """Merge sequences and lay them out; observations are context, not response tokens.
 
-    Without sequences the batch is a single token with no loss, so that a rank joins every collective. Raises ValueError
-    for a sequence without a prompt, or whose tokens and log-probs differ in number.
+    Without sequences the batch is a single token with no loss, so that a rank joins every
+    collective. Raises ValueError for a sequence without a prompt, or whose tokens and log-probs
+    differ in number.
     """
     _check_logprobs(sequences)
     tree = build_tree(sequences or [TrainingSequence(SequenceKey(0, 0), [0], [], [], 0.0, 0.0)])
-    token_ids_T, parent_T, nodes = map(torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes))
+    token_ids_T, parent_T, nodes = map(
+        torch.from_numpy, (tree.token_ids, tree.parent, tree.response_nodes)
+    )
     masks = [sequence.loss_mask() for sequence in sequences]
     nodes_R = nodes[torch.tensor([written for mask in masks for written in mask], dtype=torch.bool)]
     predicted_T = torch.zeros(tree.num_tokens, dtype=torch.bool)
@@ -90,5 +99,6 @@ def _check_logprobs(sequences: list[TrainingSequence]) -> None:
         tokens, logprobs = len(sequence.response_ids), len(sequence.sampler_logprobs)
         if tokens != logprobs:
             raise ValueError(
-                f"sequence {tuple(sequence.key)} has {tokens} response tokens and {logprobs} sampler log-probs"
+                f"sequence {tuple(sequence.key)} has {tokens} response tokens and {logprobs} "
+                "sampler log-probs"
             )

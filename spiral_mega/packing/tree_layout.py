@@ -1,4 +1,5 @@
-"""Lay out which rows of a token tree attend to which, as blocks for variable-length attention kernels.
+"""Lay out which rows of a token tree attend to which, as blocks for variable-length attention
+kernels.
 
 For the tree of packing/tree.py, whose segments (unbranched runs) are a b, c, d, e and f:
 
@@ -10,8 +11,8 @@ For the tree of packing/tree.py, whose segments (unbranched runs) are a b, c, d,
              e    1  1  1  .  0  .        and f against a b
              f    1  1  .  .  .  0
 
-Every pair of a query and a key that it sees is in one block. With a sliding window each run of queries has a single
-causal block, of the gathered keys of its path that the window reaches.
+Every pair of a query and a key that it sees is in one block. With a sliding window each run of
+queries has a single causal block, of the gathered keys of its path that the window reaches.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ Rows = slice | torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of attention between the queries at `rows` (counted among the queries) and the keys at `cols`.
+    """Blocks of attention between the queries at `rows` (counted among the queries) and the keys at
+    `cols`.
 
-    Block b has the queries [bounds_q[b], bounds_q[b + 1]) of `rows` and the keys [bounds_k[b], bounds_k[b + 1]) of
-    `cols`. `causal`: the last query of a block sees its last key, the one before it all but that, and so on; otherwise
-    every query sees every key. No block is empty. `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
+    Block b has the queries [bounds_q[b], bounds_q[b + 1]) of `rows` and the keys [bounds_k[b],
+    bounds_k[b + 1]) of `cols`. `causal`: the last query of a block sees its last key, the one
+    before it all but that, and so on; otherwise every query sees every key. No block is empty.
+    `cu_q`, `cu_k`: the bounds as int32 tensors on the device.
     """
 
     rows: Rows
@@ -85,19 +88,25 @@ class _Descendants(NamedTuple):
 class TreeLayout:
     """The attention of a forest with `depth` and `subtree_end` [T], for tensors on `device`.
 
-    `queries`: the rows that attend, ascending (default: all T); keys and values are those of all T rows.
-    Not a dataclass, because FSDP would take one apart and rebuild it at every layer.
+    `queries`: the rows that attend, ascending (default: all T); keys and values are those of all T
+    rows. Not a dataclass, because FSDP would take one apart and rebuild it at every layer.
     """
 
     def __init__(
-        self, depth: Ints, subtree_end: Ints, device: torch.device | None = None, queries: Ints | None = None
+        self,
+        depth: Ints,
+        subtree_end: Ints,
+        device: torch.device | None = None,
+        queries: Ints | None = None,
     ) -> None:
         self.depth, self.subtree_end = depth, subtree_end
         self.device = device or torch.device("cpu")
         self.queries = np.arange(len(depth)) if queries is None else queries
         self.segments = find_segments(depth, subtree_end)
         self._blocks: dict[int | None, list[Blocks]] = {}
-        self.masks: dict[int | None, Any] = {}  # FlexAttention's block masks by window, filled by packing/flex.py
+        self.masks: dict[
+            int | None, Any
+        ] = {}  # FlexAttention's block masks by window, filled by packing/flex.py
 
     def to(self, device: torch.device) -> TreeLayout:
         return TreeLayout(self.depth, self.subtree_end, device, self.queries)
@@ -107,15 +116,18 @@ class TreeLayout:
         return TreeLayout(self.depth, self.subtree_end, self.device, queries)
 
     def blocks(self, window: int | None = None) -> list[Blocks]:
-        """Return blocks that together hold every pair of a query and a key that it sees once (see the module).
+        """Return blocks that together hold every pair of a query and a key that it sees once (see
+        the module).
 
-        The first has all queries in order. `window`: a token sees only the last `window` tokens of its path, itself
-        among them; None: all of it.
+        The first has all queries in order. `window`: a token sees only the last `window` tokens of
+        its path, itself among them; None: all of it.
         """
         if window is not None and window > int(self.depth.max()):
             window = None
         if window not in self._blocks:
-            self._blocks[window] = self._blocks_by_level() if window is None else [self._windowed_block(window)]
+            self._blocks[window] = (
+                self._blocks_by_level() if window is None else [self._windowed_block(window)]
+            )
         return self._blocks[window]
 
     def _blocks_by_level(self) -> list[Blocks]:
@@ -124,7 +136,11 @@ class TreeLayout:
         blocks = [self._make_blocks(own, causal=True)]
         keys, levels = self._descendants_by_level()
         for descendants in levels:
-            pieces = [_Piece(rows, keys[holder]) for rows, holder in descendants if len(self._query_range(rows))]
+            pieces = [
+                _Piece(rows, keys[holder])
+                for rows, holder in descendants
+                if len(self._query_range(rows))
+            ]
             if pieces:
                 blocks.append(self._make_blocks(pieces, causal=False))
         return blocks
@@ -132,7 +148,9 @@ class TreeLayout:
     def _descendants_by_level(self) -> tuple[dict[int, list[range]], list[list[_Descendants]]]:
         """Return the keys of each segment's block for its descendants, and by level who sees which segment's block."""
         keys: dict[int, list[range]] = {}
-        holders: dict[int, tuple[int, ...]] = {}  # by segment: the segments whose blocks, one a level, hold its path
+        holders: dict[
+            int, tuple[int, ...]
+        ] = {}  # by segment: the segments whose blocks, one a level, hold its path
         levels: list[list[_Descendants]] = []
         for index, segment in enumerate(self.segments):
             rows = range(segment.start, segment.stop)
@@ -142,7 +160,8 @@ class TreeLayout:
             num_descendants = segment.end - segment.stop
             if num_descendants == 0:
                 continue
-            # Another level costs a merge of the rows below; copying the keys above into this block costs those keys.
+            # Another level costs a merge of the rows below; copying the keys above into this block
+            # costs those keys.
             if above and num_descendants >= _count(keys[above[-1]]):
                 keys[index], holders[index] = [*keys[above[-1]], rows], (*above[:-1], index)
             else:

@@ -1,7 +1,8 @@
 """Cut a token tree into parts that fit a micro-batch, and estimate what each part costs.
 
-The sequences of one prompt, sorted by their tokens, are the branches of its tree, and any range of them is a tree too.
-Between two branches a cut costs the tokens that both share, which each side then computes for itself:
+The sequences of one prompt, sorted by their tokens, are the branches of its tree, and any range of
+them is a tree too. Between two branches a cut costs the tokens that both share, which each side
+then computes for itself:
 
     branch       tokens shared with the one before
     a b c d      0
@@ -17,9 +18,9 @@ from typing import NamedTuple
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import sort_tokens
 
-# Attention's cost next to the linear cost of a token: the token at depth d adds 2 d / ATTENTION_TOKENS.
-# At hidden size h a layer's linear work is about 24 h^2 flops a token and attention's 4 h d, so 12 h.
-# A constant for h near 4096; the balance is insensitive to it.
+# Attention's cost next to the linear cost of a token: the token at depth d adds 2 d /
+# ATTENTION_TOKENS. At hidden size h a layer's linear work is about 24 h^2 flops a token and
+# attention's 4 h d, so 12 h. A constant for h near 4096; the balance is insensitive to it.
 ATTENTION_TOKENS = 50_000
 
 
@@ -59,7 +60,8 @@ def make_part(branches: Sequence[Branch]) -> TreePart:
 
 
 def cut_tree(branches: Sequence[Branch], budget: int) -> list[TreePart]:
-    """Cut one tree into ranges of branches of at most `budget` distinct tokens each, with the fewest tokens in total.
+    """Cut one tree into ranges of branches of at most `budget` distinct tokens each, with the
+    fewest tokens in total.
 
     No branch may be longer than the budget.
     """

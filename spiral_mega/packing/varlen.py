@@ -1,7 +1,9 @@
-"""Attention over blocks of variable length, with their log-sum-exp: the primitive under tree attention.
+"""Attention over blocks of variable length, with their log-sum-exp: the primitive under tree
+attention.
 
-A block may be a part of a larger softmax. The backward pass takes the output and the log-sum-exp of the whole softmax:
-with them a block's attention weights are exp(score - lse), and its gradient needs nothing of the other blocks.
+A block may be a part of a larger softmax. The backward pass takes the output and the log-sum-exp of
+the whole softmax: with them a block's attention weights are exp(score - lse), and its gradient
+needs nothing of the other blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class ScoreMod:
 class Varlen(Protocol):
     """Attention within blocks.
 
-    q, grad, out [Q, Hq, D], k, v [K, Hkv, D] and lse [Hq, Q] are those of the blocks' rows and columns, in their order.
+    q, grad, out [Q, Hq, D], k, v [K, Hkv, D] and lse [Hq, Q] are those of the blocks' rows and
+    columns, in their order.
     """
 
     def forward(
@@ -85,7 +88,9 @@ class TorchVarlen:
                     grad_BHLD, *inputs_BHLD, out_BHLD, lse_BHL, 0.0, causal, scale=score_mod.scale
                 )
             else:
-                grads_BHLD = _backward(grad_BHLD, *inputs_BHLD, out_BHLD, lse_BHL, score_mod, causal=blocks.causal)
+                grads_BHLD = _backward(
+                    grad_BHLD, *inputs_BHLD, out_BHLD, lse_BHL, score_mod, causal=blocks.causal
+                )
             dq[rows], dk[cols], dv[cols] = (_flatten(x).to(q.dtype) for x in grads_BHLD)
         return dq, dk, dv
 
@@ -102,7 +107,9 @@ class _BlockGroup(NamedTuple):
 def _group_by_size(blocks: Blocks, device: torch.device) -> list[_BlockGroup]:
     """Group small blocks of one size: a kernel call takes as long as many of them. Large blocks stay single."""
     starts_by_size = defaultdict(list)
-    for (q0, q1), (k0, k1) in zip(pairwise(blocks.bounds_q), pairwise(blocks.bounds_k), strict=True):
+    for (q0, q1), (k0, k1) in zip(
+        pairwise(blocks.bounds_q), pairwise(blocks.bounds_k), strict=True
+    ):
         size_q, size_k = q1 - q0, k1 - k0
         single = q0 if size_q * size_k > SMALL_BLOCK else -1
         starts_by_size[size_q, size_k, single].append((q0, k0))
@@ -110,7 +117,9 @@ def _group_by_size(blocks: Blocks, device: torch.device) -> list[_BlockGroup]:
     for (size_q, size_k, _), starts in starts_by_size.items():
         if len(starts) == 1:
             q0, k0 = starts[0]
-            groups.append(_BlockGroup(slice(q0, q0 + size_q), slice(k0, k0 + size_k), size_q, size_k))
+            groups.append(
+                _BlockGroup(slice(q0, q0 + size_q), slice(k0, k0 + size_k), size_q, size_k)
+            )
         else:
             starts_q, starts_k = torch.tensor(starts, device=device).unbind(1)
             rows = (starts_q[:, None] + torch.arange(size_q, device=device)).flatten()
@@ -119,13 +128,17 @@ def _group_by_size(blocks: Blocks, device: torch.device) -> list[_BlockGroup]:
     return groups
 
 
-def _flash_covers(group: _BlockGroup, blocks: Blocks, score_mod: ScoreMod, device: torch.device) -> bool:
+def _flash_covers(
+    group: _BlockGroup, blocks: Blocks, score_mod: ScoreMod, device: torch.device
+) -> bool:
     """Return whether torch's flash attention for CPU computes these blocks.
 
-    It has no soft cap and no window. Its causal mask starts at the first key, ours ends at the last one: they agree
-    where there are as many keys as queries, and a single query needs none.
+    It has no soft cap and no window. Its causal mask starts at the first key, ours ends at the last
+    one: they agree where there are as many keys as queries, and a single query needs none.
     """
-    plain = score_mod.softcap is None and (score_mod.window is None or group.size_k <= score_mod.window)
+    plain = score_mod.softcap is None and (
+        score_mod.window is None or group.size_k <= score_mod.window
+    )
     same_mask = group.size_q == group.size_k or not blocks.causal or group.size_q == 1
     return plain and same_mask and device.type == "cpu"
 
@@ -151,7 +164,9 @@ def _scores(
         scores, slope = score_mod.softcap * capped, 1 - capped * capped
     if causal:
         (size_q, size_k), device = scores.shape[-2:], scores.device
-        distance = torch.arange(size_k - size_q, size_k, device=device)[:, None] - torch.arange(size_k, device=device)
+        distance = torch.arange(size_k - size_q, size_k, device=device)[:, None] - torch.arange(
+            size_k, device=device
+        )
         unseen = distance < 0
         if score_mod.window is not None:
             unseen = unseen | (distance >= score_mod.window)

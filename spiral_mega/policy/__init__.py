@@ -20,24 +20,30 @@ def check_policy(config: Config, world_size: int) -> None:
             import megatron.core  # noqa: F401
         except ImportError as error:
             raise UserError(
-                f"policy.backend is 'megatron', which is not installed ({error}): install spiral_mega[megatron] or set "
-                "policy.backend=fsdp"
+                f"policy.backend is 'megatron', which is not installed ({error}): install "
+                "spiral_mega[megatron] or set policy.backend=fsdp"
             ) from error
         for path in filter(None, (config.model.path, reference_path(config))):
             check_layout(read_model_config(path), config, world_size)
 
 
-def build_policies(config: Config, runtime: Runtime) -> tuple[dict[str, Policy], dict[str, FrozenPolicy]]:
+def build_policies(
+    config: Config, runtime: Runtime
+) -> tuple[dict[str, Policy], dict[str, FrozenPolicy]]:
     """Build the run's models, by name: those that are trained, and the frozen ones (see config/model_set.py)."""
     two_models, configs = config.two_models, model_configs(config)
     if two_models is None:
-        return {name: build_policy(model_config, runtime) for name, model_config in configs.items()}, {}
+        return {
+            name: build_policy(model_config, runtime) for name, model_config in configs.items()
+        }, {}
     from spiral_mega.policy.fsdp.fsdp_policy import FsdpModel, FsdpPolicy
     from spiral_mega.policy.fsdp.sharded_model import build_model
 
     shared = None
     if two_models.form == "adapters":
-        shared = build_model(config.model, config.policy, runtime, config.run.seed, adapters=tuple(configs))
+        shared = build_model(
+            config.model, config.policy, runtime, config.run.seed, adapters=tuple(configs)
+        )
     trained: dict[str, Policy] = {}
     frozen: dict[str, FrozenPolicy] = {}
     for name, model_config in configs.items():

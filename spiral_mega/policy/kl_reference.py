@@ -1,7 +1,7 @@
 """Which frozen model is the reference of `algorithm.kl`, the KL of the policy to a reference.
 
-The KL itself is computed in algorithm/regularizers.py, from the log-probs of this model: fsdp/reference_model.py, or
-the stages of megatron/megatron_policy.py.
+The KL itself is computed in algorithm/regularizers.py, from the log-probs of this model:
+fsdp/reference_model.py, or the stages of megatron/megatron_policy.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from spiral_mega.models.model_config import read_model_config
 
 
 def reference_path(config: Config) -> str | None:
-    """Return the path of the reference model; None without algorithm.kl, and where no second model is needed.
+    """Return the path of the reference model; None without algorithm.kl, and where no second model
+    is needed.
 
-    Without a path in the configuration the reference is the model that training starts from. With adapters that is the
-    policy itself with its adapters disabled, so no second model is needed. Raises ConfigError for a model of another
-    vocabulary.
+    Without a path in the configuration the reference is the model that training starts from. With
+    adapters that is the policy itself with its adapters disabled, so no second model is needed.
+    Raises ConfigError for a model of another vocabulary.
     """
     kl = config.algorithm.kl
     if kl is None or (kl.reference is None and config.model.lora is not None):
@@ -25,8 +26,8 @@ def reference_path(config: Config) -> str | None:
     reference_size, model_size = _vocabulary_size(path), _vocabulary_size(config.model.path)
     if reference_size != model_size:
         raise ConfigError(
-            f"algorithm.kl.reference {path} has {reference_size} tokens and model.path {config.model.path} "
-            f"{model_size}: name a model of the same tokenizer"
+            f"algorithm.kl.reference {path} has {reference_size} tokens and model.path "
+            f"{config.model.path} {model_size}: name a model of the same tokenizer"
         )
     return path
 

@@ -23,15 +23,20 @@ def add_lora(
 ) -> PeftModel:
     """Add adapters to the linear layers that `config` names, and freeze all else.
 
-    The same seed gives the same start. Several `adapters` start alike; the first is active until `set_active_adapter`.
-    Raises UserError for targets that the model lacks.
+    The same seed gives the same start. Several `adapters` start alike; the first is active until
+    `set_active_adapter`. Raises UserError for targets that the model lacks.
     """
     _check_targets(model, config)
     peft_config = PeftLoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=list(config.targets), bias="none"
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=0.0,
+        target_modules=list(config.targets),
+        bias="none",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft warns that a tied head will be untied: it is merged into a tensor of its own (fsdp/fsdp_weights.py).
+        # peft warns that a tied head will be untied: it is merged into a tensor of its own
+        # (fsdp/fsdp_weights.py).
         warnings.filterwarnings("ignore", message=".*tie.*")
         torch.manual_seed(seed)
         adapted = get_peft_model(model, peft_config, adapter_name=adapters[0])
@@ -45,12 +50,16 @@ def add_lora(
 
 
 def _check_targets(model: nn.Module, config: LoraConfig) -> None:
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
     missing = sorted(set(config.targets) - names)
     if missing:
         raise UserError(
-            f"model.lora.targets names {', '.join(missing)}, which this model lacks; its linear layers are "
-            f"{', '.join(sorted(names))}: name some of these"
+            f"model.lora.targets names {', '.join(missing)}, which this model lacks; its linear "
+            f"layers are {', '.join(sorted(names))}: name some of these"
         )
 
 

@@ -27,17 +27,22 @@ class Totals:
     def reduce(self) -> dict[str, float]:
         """The metrics, over all ranks and equal on them; collective."""
         sums = sum_over_ranks({name: float(value) for name, value in self.sums.items()})
-        peak = max_over_ranks({"log_ratio_abs": max((float(each) for each in self.peaks), default=0.0)})
+        peak = max_over_ranks(
+            {"log_ratio_abs": max((float(each) for each in self.peaks), default=0.0)}
+        )
         tokens = max(sums.get("tokens", 0.0), 1.0)
         unmasked = max(tokens - sums.get("masked", 0.0), 1.0)
-        of_reference = {"kl/reference": sums["reference_kl"] / tokens} if "reference_kl" in sums else {}
+        of_reference = (
+            {"kl/reference": sums["reference_kl"] / tokens} if "reference_kl" in sums else {}
+        )
         return of_reference | {
             "train/loss": sums.get("loss", 0.0),
             "train/tokens": sums.get("tokens", 0.0),
             "train/clipped": sums.get("clipped", 0.0) / tokens,
             "entropy/trained": sums.get("entropy", 0.0) / tokens,
             "sampler/log_ratio_mean": sums.get("log_ratio", 0.0) / unmasked,
-            # Unbiased for KL(sampler || trainer), and never negative: E[r - 1 - log r] under the sampler.
+            # Unbiased for KL(sampler || trainer), and never negative: E[r - 1 - log r] under the
+            # sampler.
             "sampler/kl": sums.get("kl", 0.0) / unmasked,
             "sampler/log_ratio_abs_max": peak["log_ratio_abs"],
             "sampler/masked_tokens": sums.get("masked", 0.0),
@@ -53,12 +58,15 @@ def weighted_loss(
     regularizers: Regularizers,
     reference_logprobs: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sum over the R response tokens of weight * (token loss + what `regularizers` add), a scalar, counted in `totals`.
+    """Sum over the R response tokens of weight * (token loss + what `regularizers` add), a scalar,
+    counted in `totals`.
 
-    `logprobs`, `entropy` [R]: of the response tokens, and where they are predicted. `reference_logprobs` [R]: the
-    reference policy's, without gradient, where there is one.
+    `logprobs`, `entropy` [R]: of the response tokens, and where they are predicted.
+    `reference_logprobs` [R]: the reference policy's, without gradient, where there is one.
     """
-    advantages = regularizers.advantages(batch.advantages, logprobs, reference_logprobs, batch.sequence_ids)
+    advantages = regularizers.advantages(
+        batch.advantages, logprobs, reference_logprobs, batch.sequence_ids
+    )
     tokens = loss_fn(LossInputs(logprobs, batch.sampler_logprobs, advantages, batch.sequence_ids))
     losses = tokens.loss_R
     if (penalty := regularizers.penalty(logprobs, entropy, reference_logprobs)) is not None:

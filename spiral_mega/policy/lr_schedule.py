@@ -23,6 +23,8 @@ def lr_factor(config: OptimizerConfig, total_updates: int, update: int) -> float
     return warmup * decay[config.schedule]
 
 
-def make_lr_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int) -> LambdaLR:
+def make_lr_schedule(
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_updates: int
+) -> LambdaLR:
     """Apply `lr_factor` to `optimizer`, one step of the schedule for each update."""
     return LambdaLR(optimizer, partial(lr_factor, config, total_updates))

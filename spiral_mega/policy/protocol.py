@@ -15,13 +15,16 @@ class FrozenPolicy(Protocol):
     """A model that computes log-probs and streams its weights."""
 
     def logprobs(self, sequences: list[TrainingSequence]) -> torch.Tensor:
-        """Compute log-probs [R] of the response tokens of this rank's sequences, in order; collective.
+        """Compute log-probs [R] of the response tokens of this rank's sequences, in order;
+        collective.
 
-        At the sampling temperature, without gradient, in token trees of at most `policy.microbatch_tokens`. Keys are
-        unique.
+        At the sampling temperature, without gradient, in token trees of at most
+        `policy.microbatch_tokens`. Keys are unique.
         """
 
-    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(
+        self, dtype: torch.dtype | None = None, *, merge: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield whole tensors by Hugging Face name, in `dtype` (default: their own); collective.
 
         Adapters are merged, or left out without `merge`.
@@ -37,10 +40,13 @@ class FrozenPolicy(Protocol):
 class Policy(FrozenPolicy, Protocol):
     """A model that is trained on weighted sequences."""
 
-    replica: int  # index of the copy of the model that this rank is part of; its ranks share the index
+    replica: (
+        int  # index of the copy of the model that this rank is part of; its ranks share the index
+    )
 
     def update(self, microbatches: list[list[TrainingSequence]]) -> dict[str, float]:
-        """Take one optimizer step on this replica's micro-batches, of which each replica has as many; collective.
+        """Take one optimizer step on this replica's micro-batches, of which each replica has as
+        many; collective.
 
         Returns metrics, equal on all ranks.
         """

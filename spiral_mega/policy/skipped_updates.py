@@ -35,7 +35,8 @@ class SkippedUpdates:
             if self.consecutive[model] > self.limit:
                 of_model = f" of {model.removeprefix('/')}" if model else ""
                 raise GradientError(
-                    f"the gradient was not finite in the last {self.consecutive[model]} updates{of_model}, which were "
-                    f"skipped; policy.max_skipped_updates allows {self.limit}: look for overflow (policy.param_dtype, "
-                    "rewards, optimizer.lr). The weights are those before; the run resumes from its last checkpoint"
+                    f"the gradient was not finite in the last {self.consecutive[model]} "
+                    f"updates{of_model}, which were skipped; policy.max_skipped_updates allows "
+                    f"{self.limit}: look for overflow (policy.param_dtype, rewards, optimizer.lr). "
+                    "The weights are those before; the run resumes from its last checkpoint"
                 )

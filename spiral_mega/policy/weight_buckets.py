@@ -8,7 +8,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def make_buckets(tensors: Iterable[T], num_bytes: Callable[[T], int], bucket_bytes: int) -> Iterator[list[T]]:
+def make_buckets(
+    tensors: Iterable[T], num_bytes: Callable[[T], int], bucket_bytes: int
+) -> Iterator[list[T]]:
     """Yield `tensors` in order, in groups of at most `bucket_bytes`; a tensor larger than that is a group alone."""
     bucket: list[T] = []
     filled = 0

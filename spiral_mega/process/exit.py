@@ -22,7 +22,9 @@ def skip_teardown() -> Iterator[None]:
     status = 1  # for any other exception, whose traceback Python prints before the exit handlers
 
     def exit_process() -> None:
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed before the start
+        for stream in filter(
+            None, (sys.stdout, sys.stderr)
+        ):  # None if it was closed before the start
             stream.flush()  # if this fails, Python continues with its own teardown
         os._exit(status)
 

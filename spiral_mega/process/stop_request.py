@@ -13,7 +13,9 @@ from spiral_mega.process.signals import set_parent_death_signal
 
 log = logging.getLogger(__name__)
 
-REPEAT_S = 5.0  # torchrun repeats the terminal's Ctrl-C at once; a second one by a person comes later
+REPEAT_S = (
+    5.0  # torchrun repeats the terminal's Ctrl-C at once; a second one by a person comes later
+)
 
 
 def stop_when_launcher_dies() -> None:
@@ -51,6 +53,8 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received, self._time = signal.Signals(number).name, time.monotonic()
-            log.warning("%s: saving a checkpoint and stopping at the next safe point", self.received)
+            log.warning(
+                "%s: saving a checkpoint and stopping at the next safe point", self.received
+            )
         elif number == signal.SIGINT and time.monotonic() - self._time > REPEAT_S:
             raise KeyboardInterrupt

@@ -36,8 +36,14 @@ from spiral_mega.process.heartbeat import heartbeat, last_heartbeat
 
 EXIT_STATUS = 1
 MAX_SHOWN = 8  # ranks in the report
-LOCK_FILES = (threading.__file__, _base.__file__)  # where a thread sits that waits for a lock or a future
-COLLECTIVE_FOLDERS = (f"{os.sep}torch{os.sep}distributed{os.sep}", os.path.dirname(collectives.__file__) + os.sep)
+LOCK_FILES = (
+    threading.__file__,
+    _base.__file__,
+)  # where a thread sits that waits for a lock or a future
+COLLECTIVE_FOLDERS = (
+    f"{os.sep}torch{os.sep}distributed{os.sep}",
+    os.path.dirname(collectives.__file__) + os.sep,
+)
 _ALARM = "spiral_mega/hang"
 
 
@@ -93,7 +99,10 @@ class _Watchdog(Thread):
     def _alarm_raised(self) -> bool:
         try:
             return bool(self._store.check([_ALARM]))
-        except (RuntimeError, dist.DistError):  # the launcher is gone, and the ranks have had its signal
+        except (
+            RuntimeError,
+            dist.DistError,
+        ):  # the launcher is gone, and the ranks have had its signal
             return False
 
     def _end(self) -> None:
@@ -104,7 +113,13 @@ class _Watchdog(Thread):
         try:
             process = f"rank {self.runtime.rank}, process {os.getpid()} on {socket.gethostname()}"
             position, waits = _position(sys._current_frames()[main_thread().ident or 0])
-            state = {"process": process, "age": age, "stage": stage, "position": position, "waits": waits}
+            state = {
+                "process": process,
+                "age": age,
+                "stage": stage,
+                "position": position,
+                "waits": waits,
+            }
             first = self._raise_alarm(state)
             # The first rank to exit takes the others with it: leave them time to see the alarm.
             time.sleep(2 * self.interval_s)
@@ -136,7 +151,9 @@ class _Watchdog(Thread):
         if len(states) > MAX_SHOWN:
             lines.append(f"  and {len(states) - MAX_SHOWN} ranks more")
         if silent:
-            lines.append(f"  no state from ranks {silent}: stopped, or in a call that holds the interpreter")
+            lines.append(
+                f"  no state from ranks {silent}: stopped, or in a call that holds the interpreter"
+            )
         os.write(2, ("\n".join(lines) + "\n").encode())
 
     def _collect_states(self) -> tuple[list[dict[str, Any]], list[int]]:

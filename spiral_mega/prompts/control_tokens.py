@@ -64,7 +64,11 @@ class ControlTokens:
 
 def _control_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     """Return the ids of all special tokens by their text."""
-    added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = {
+        token.content: index
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    }
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     return {text: index for text, index in {**added, **special}.items() if text}
 
@@ -72,13 +76,20 @@ def _control_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def _find_breaker(tokenizer: PreTrainedTokenizerBase, control_ids: dict[str, int]) -> str:
     """Return the first breaker that keeps the tokenizer from reading a control token."""
     # The unknown token comes out of any unknown word, and opens no turn.
-    tokens = [text for text, index in control_ids.items() if len(text) > 1 and index != tokenizer.unk_token_id]
+    tokens = [
+        text
+        for text, index in control_ids.items()
+        if len(text) > 1 and index != tokenizer.unk_token_id
+    ]
     for breaker in BREAKERS:
-        if not any(_reads_as(tokenizer, _broken(text, breaker), control_ids[text]) for text in tokens):
+        if not any(
+            _reads_as(tokenizer, _broken(text, breaker), control_ids[text]) for text in tokens
+        ):
             return breaker
     raise UserError(
-        f"the tokenizer {tokenizer.name_or_path!r} reads {tokens} as control tokens even with a character between "
-        "their letters, so problems and traces could forge turns: use a tokenizer with literal special tokens"
+        f"the tokenizer {tokenizer.name_or_path!r} reads {tokens} as control tokens even with a "
+        "character between their letters, so problems and traces could forge turns: use a "
+        "tokenizer with literal special tokens"
     )
 
 

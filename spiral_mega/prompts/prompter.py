@@ -34,11 +34,25 @@ TURN = "(a turn)"  # stands for what the model wrote, where only what follows it
 # \boxed{}, \boxed{...}, \boxed{answer}, or \boxed without braces; a filled box is part of a worked
 # solution.
 BOXED_INSTRUCTION = re.compile(
-    r"\\boxed(?![A-Za-z])\s*(?:\{\s*(?:\.*|\\c?l?dots|[^{}]*answer[^{}]*)\s*\}|(?!\s*\{))", re.IGNORECASE
+    r"\\boxed(?![A-Za-z])\s*(?:\{\s*(?:\.*|\\c?l?dots|[^{}]*answer[^{}]*)\s*\}|(?!\s*\{))",
+    re.IGNORECASE,
 )
 RENDERING_KEYS = {
-    *("conversation", "tokenize", "add_generation_prompt", "continue_final_message", "tokenizer_kwargs"),
-    *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    *(
+        "conversation",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenizer_kwargs",
+    ),
+    *(
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    ),
 }
 
 
@@ -75,7 +89,9 @@ class Prompter:
         UserError without traces.
         """
         if not traces:
-            raise UserError(f"problem {problem.id!r}: an aggregation prompt needs at least one trace")
+            raise UserError(
+                f"problem {problem.id!r}: an aggregation prompt needs at least one trace"
+            )
         shown: list[Span] = []
         for number, trace in enumerate(traces, start=1):
             if shown:
@@ -99,8 +115,9 @@ class Prompter:
         except Exception as error:  # a template may raise anything
             roles = ", ".join(reply["role"] for reply in replies)
             raise UserError(
-                f"the tokenizer's chat template refuses an environment's messages of role {roles} after a turn "
-                f"({error}): let rollout.sampling.environment reply in a role that it knows"
+                f"the tokenizer's chat template refuses an environment's messages of role {roles} "
+                f"after a turn ({error}): let rollout.sampling.environment reply in a role that it "
+                "knows"
             ) from error
         after_turn = text[text.index(TURN) + len(TURN) :]
         before_end, end, after_end = after_turn.partition(self.tokenizer.decode([end_id]))
@@ -144,7 +161,9 @@ class Prompter:
 
     def _tail_view(self, text: str, num_tokens: int) -> list[Span]:
         """Return the text of the last `num_tokens` tokens, after a mark if there are more."""
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoding = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         offsets = encoding["offset_mapping"]
         if len(offsets) <= num_tokens:
             return [Span(text, trusted=False)]
@@ -155,7 +174,9 @@ class Prompter:
         """Return token ids of the problem's messages, of which the last one has the content `last`."""
         *earlier, final = problem.messages
         messages = [self._untrusted(message) for message in earlier]
-        if self.config.system is not None and all(message["role"] != "system" for message in messages):
+        if self.config.system is not None and all(
+            message["role"] != "system" for message in messages
+        ):
             messages.insert(0, {"role": "system", "content": self.config.system})
         messages.append({"role": final["role"], "content": self._control_tokens.join(last)})
         ids: list[int] = self._apply_chat_template(messages, tokenize=True)
@@ -178,29 +199,36 @@ class Prompter:
     def _check_tokenizer(self) -> None:
         if not self.tokenizer.chat_template:
             raise UserError(
-                f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template, as is usual for a base model: "
-                "set model.tokenizer to a tokenizer that has one, or add a chat_template.jinja to the folder"
+                f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template, as is usual "
+                "for a base model: set model.tokenizer to a tokenizer that has one, or add a "
+                "chat_template.jinja to the folder"
             )
         if self.config.view == "tail" and not self.tokenizer.is_fast:
             raise UserError(
-                f"prompts.view is 'tail', but the tokenizer {self.tokenizer.name_or_path!r} gives no offsets: "
-                "convert it to a tokenizer.json, or choose another view"
+                f"prompts.view is 'tail', but the tokenizer {self.tokenizer.name_or_path!r} gives "
+                "no offsets: convert it to a tokenizer.json, or choose another view"
             )
         reserved = sorted(RENDERING_KEYS & set(self.config.chat_template_kwargs))
         if reserved:
             raise UserError(
-                f"prompts.chat_template_kwargs sets {reserved}, which the trainer sets itself: leave them out"
+                f"prompts.chat_template_kwargs sets {reserved}, which the trainer sets itself: "
+                "leave them out"
             )
 
     def _sample_prompt(self) -> str:
         """Return a prompt as text. Raises UserError if the chat template refuses it."""
-        system = [] if self.config.system is None else [{"role": "system", "content": self.config.system}]
+        system = (
+            []
+            if self.config.system is None
+            else [{"role": "system", "content": self.config.system}]
+        )
         messages = [*system, {"role": "user", "content": "x"}]
         try:
             text: str = self._apply_chat_template(messages, tokenize=False)
         except Exception as error:  # a template may raise anything
             raise UserError(
-                f"the tokenizer's chat template refuses {'a system and ' if system else ''}a user message ({error}): "
-                "correct prompts.chat_template_kwargs, leave out prompts.system, or use another template"
+                f"the tokenizer's chat template refuses {'a system and ' if system else ''}a user "
+                f"message ({error}): correct prompts.chat_template_kwargs, leave out "
+                "prompts.system, or use another template"
             ) from error
         return text

@@ -44,7 +44,9 @@ class Span(NamedTuple):
     trusted: bool
 
 
-def checked_template(key: str, text: str, required: set[str], optional: Collection[str] = ()) -> str:
+def checked_template(
+    key: str, text: str, required: set[str], optional: Collection[str] = ()
+) -> str:
     """Return the template `text` of prompts.`key`.
 
     Raises UserError if it lacks a required placeholder or has one that is neither required nor
@@ -52,12 +54,15 @@ def checked_template(key: str, text: str, required: set[str], optional: Collecti
     """
     names = {match[2] for match in PLACEHOLDER.finditer(text) if match[2]}
     for name in sorted(required - names):
-        raise UserError(f"prompts.{key} is {text!r}, without {{{name}}}: put {{{name}}} where it belongs")
+        raise UserError(
+            f"prompts.{key} is {text!r}, without {{{name}}}: put {{{name}}} where it belongs"
+        )
     known = required | set(optional)
     for name in sorted(names - known):
         raise UserError(
-            f"prompts.{key} is {text!r}, and {{{name}}} is none of its placeholders ({', '.join(sorted(known))}): "
-            f"correct it, or write {{{{{name}}}}} for the text {{{name}}}"
+            f"prompts.{key} is {text!r}, and {{{name}}} is none of its placeholders "
+            f"({', '.join(sorted(known))}): correct it, or write {{{{{name}}}}} for the text "
+            f"{{{name}}}"
         )
     return text
 

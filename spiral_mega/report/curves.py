@@ -38,7 +38,9 @@ class Panel:
         present = {name: None for record in history for name in record}
         if self.prefix is None:
             return [name for name in self.metrics if name in present]
-        names = [name for name in present if name.startswith(self.prefix) and name not in self.without]
+        names = [
+            name for name in present if name.startswith(self.prefix) and name not in self.without
+        ]
         if self.style == "percent":
             names = [name for name in names if FRACTIONS.search(name)]
         return names
@@ -54,7 +56,12 @@ PANELS = (
     Panel("Response length", "tokens", _of_both_components("length")),
     Panel("Entropy", "nats per token", _of_both_components("entropy")),
     Panel("Truncated traces", "share of traces", _of_both_components("truncated"), style="percent"),
-    Panel("Traces without credit by the length gate", "share of traces", _of_both_components("gated"), style="percent"),
+    Panel(
+        "Traces without credit by the length gate",
+        "share of traces",
+        _of_both_components("gated"),
+        style="percent",
+    ),
     Panel("Effective problems", "share of problems", ("batch/effective_share",), style="percent"),
     Panel(
         "Mismatch of sampler and trainer",
@@ -83,7 +90,9 @@ def plot_curves(run_dir: str | Path) -> Path:
     Panels without metrics are left out. Raises FileNotFoundError when the run has no metrics file,
     ValueError when the file has nothing to draw.
     """
-    from matplotlib.figure import Figure  # used without pyplot: needs no display, and changes no backend
+    from matplotlib.figure import (
+        Figure,
+    )  # used without pyplot: needs no display, and changes no backend
 
     run_dir = Path(run_dir)
     history = read_metrics(run_dir)
@@ -153,7 +162,9 @@ def _draw_lines(axes: Axes, panel: Panel, names: list[str], history: History) ->
         steps, values = _series(history, name, abs if panel.style == "log" else float)
         color, label = colors[name], _label(name)
         if len(steps) < SMOOTH_FROM:
-            axes.plot(steps, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5)
+            axes.plot(
+                steps, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3.5
+            )
         else:
             axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
             axes.plot(steps, smooth(values), color=color, label=label, linewidth=1.8)
@@ -185,7 +196,9 @@ def _draw_stack(axes: Axes, panel: Panel, names: list[str], history: History) ->
         axes.stackplot(steps, heights, labels=labels, colors=colors, alpha=0.85, linewidth=0)
     if whole_step in names:
         heights_of_step = _heights(records, whole_step)
-        axes.plot(steps, heights_of_step, color="#222222", linewidth=1, linestyle="--", label="whole step")
+        axes.plot(
+            steps, heights_of_step, color="#222222", linewidth=1, linestyle="--", label="whole step"
+        )
 
 
 def _heights(records: History, name: str) -> list[float]:
@@ -194,7 +207,9 @@ def _heights(records: History, name: str) -> list[float]:
     return values if len(values) < SMOOTH_FROM else smooth(values)
 
 
-def _series(history: History, name: str, transform: Callable[[float], float]) -> tuple[list[int], list[float]]:
+def _series(
+    history: History, name: str, transform: Callable[[float], float]
+) -> tuple[list[int], list[float]]:
     """Return steps and transformed values of a metric; a value that is not finite is a gap."""
     steps, values = [], []
     for record in history:

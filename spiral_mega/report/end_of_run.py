@@ -37,7 +37,10 @@ def before_after_table(before: Mapping[str, float], after: Mapping[str, float]) 
     """
     names = list(dict.fromkeys([*before, *after]))
     rows = [("metric", "before", "after", "change")]
-    rows += [(name, _cell(name, before), _cell(name, after), _change(name, before, after)) for name in names]
+    rows += [
+        (name, _cell(name, before), _cell(name, after), _change(name, before, after))
+        for name in names
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_aligned(row, widths) for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))

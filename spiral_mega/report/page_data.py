@@ -16,7 +16,9 @@ from spiral_mega.telemetry.metrics_file import METRICS_NAME, RESERVED, read_metr
 SIGNIFICANT_DIGITS = 6  # of embedded numbers
 
 
-def read_page_data(folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: int) -> dict[str, Any]:
+def read_page_data(
+    folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: int
+) -> dict[str, Any]:
     """Return {"panels", "runs"}, and add the runs' episodes to `blocks`.
 
     These have at most `max_traces` traces over all runs. Raises UserError for a folder that holds
@@ -27,9 +29,13 @@ def read_page_data(folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: i
     for index, folder in enumerate(folders):
         history = read_metrics(folder) if (folder / METRICS_NAME).exists() else []
         episodes = index_episodes(folder, blocks, max_traces // len(folders))
-        evaluations = [_read_evaluation(path, folder) for path in sorted(folder.rglob("results.json"))]
+        evaluations = [
+            _read_evaluation(path, folder) for path in sorted(folder.rglob("results.json"))
+        ]
         if not (history or evaluations or episodes.entries):
-            raise UserError(f"{folder} holds no metrics.jsonl, no results.json and no traces: name the folder of a run")
+            raise UserError(
+                f"{folder} holds no metrics.jsonl, no results.json and no traces: name the folder of a run"
+            )
         runs.append(
             {
                 "index": index,
@@ -47,7 +53,9 @@ def read_page_data(folders: Sequence[Path], blocks: EpisodeBlocks, max_traces: i
     for panel in PANELS:
         metrics = _metrics_of(panel, histories)
         if metrics and panel.style != "stack":  # where time goes has a tab of its own
-            panels.append({"title": panel.title, "unit": panel.unit, "style": panel.style, "metrics": metrics})
+            panels.append(
+                {"title": panel.title, "unit": panel.unit, "style": panel.style, "metrics": metrics}
+            )
     return rounded({"panels": panels, "runs": runs})
 
 
@@ -73,7 +81,9 @@ def _read_evaluation(path: Path, folder: Path) -> dict[str, Any]:
         measures.append({key: value for key, value in measure.items() if key != "values"})
     analysis = path.with_name("analysis.json")
     return {
-        "name": "/".join(part for part in path.parent.relative_to(folder).parts if part != "evaluation"),
+        "name": "/".join(
+            part for part in path.parent.relative_to(folder).parts if part != "evaluation"
+        ),
         "problems": len(results["problems"]),
         "measures": measures,
         "analysis": _read_json(analysis) if analysis.exists() else {},

@@ -98,7 +98,11 @@ def index_episodes(folder: Path, blocks: EpisodeBlocks, max_traces: int) -> Epis
 def _trace_groups(folder: Path) -> list[TraceGroup]:
     """Return the groups that have files, the training first."""
     groups = [TraceGroup(True, sorted((folder / "traces").glob("step_*.parquet")))]
-    samplings = {path.parent for path in folder.rglob("chunk_*.parquet") if path.parent.parent.name == "traces"}
+    samplings = {
+        path.parent
+        for path in folder.rglob("chunk_*.parquet")
+        if path.parent.parent.name == "traces"
+    }
     for sampling in sorted(samplings):
         groups.append(TraceGroup(False, sorted(sampling.glob("chunk_*.parquet"))))
     return [group for group in groups if group.files]
@@ -142,7 +146,9 @@ def _origin(path: Path, folder: Path, trained: bool) -> str:
     return " ".join([*parts, path.parent.name])
 
 
-def _add_episode(row: dict[str, Any], origin: str, trained: bool, blocks: EpisodeBlocks) -> dict[str, Any]:
+def _add_episode(
+    row: dict[str, Any], origin: str, trained: bool, blocks: EpisodeBlocks
+) -> dict[str, Any]:
     """Add an episode to the blocks, and return its index entry."""
     traces = row["traces"]
     block, position = blocks.add(

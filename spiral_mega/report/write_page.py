@@ -22,13 +22,23 @@ from spiral_mega.report.page_data import read_page_data, rounded
 from spiral_mega.report.page_episodes import EpisodeBlocks
 from spiral_mega.telemetry.atomic import atomic_path
 
-SCRIPTS = ("dom.js", "charts.js", "training.js", "evaluation.js", "analysis.js", "episodes.js", "app.js")
+SCRIPTS = (
+    "dom.js",
+    "charts.js",
+    "training.js",
+    "evaluation.js",
+    "analysis.js",
+    "episodes.js",
+    "app.js",
+)
 
 
 def write_report(folders: Sequence[Path], output: Path, *, max_traces: int = 10_000) -> None:
     """Write the report of the runs in `folders`. Raises UserError for a folder with nothing to show."""
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
-        raise UserError(f"{missing[0]} is not a folder: name the folders of runs, such as runs/demo")
+        raise UserError(
+            f"{missing[0]} is not a folder: name the folders of runs, such as runs/demo"
+        )
     blocks = EpisodeBlocks()
     data = read_page_data(folders, blocks, max_traces)
     names = ", ".join(run["name"] for run in data["runs"])

@@ -51,19 +51,27 @@ def main(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to every run, such as optimizer.lr=5e-4.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path("runs/reproduce"),
+    output: Annotated[Path, typer.Option(help="Folder of runs and results.")] = Path(
+        "runs/reproduce"
+    ),
     seeds: Annotated[int, typer.Option(min=1, help="Training seeds of each main recipe.")] = 3,
-    ablation_seeds: Annotated[int, typer.Option(min=0, help="Training seeds of each ablation.")] = 1,
+    ablation_seeds: Annotated[
+        int, typer.Option(min=0, help="Training seeds of each ablation.")
+    ] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Updates of each run.")] = 60,
     arms: Annotated[str, typer.Option(help="Recipes to compare, separated by commas.")] = ALL_ARMS,
     start: Annotated[
         str, typer.Option(help="Model and problems that all runs begin with: demo, few or copying.")
     ] = "demo",
     parallel: Annotated[int, typer.Option(min=1, help="Runs in parallel, one core each.")] = 2,
-    document: Annotated[Path | None, typer.Option(help="Markdown file to write the tables into.")] = None,
+    document: Annotated[
+        Path | None, typer.Option(help="Markdown file to write the tables into.")
+    ] = None,
 ) -> None:
     """Train every recipe from one start, evaluate all, and report which findings of the paper hold."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds through run_all, which stops its processes
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # unwinds through run_all, which stops its processes
     try:
         chosen = _choose_arms(arms)
         if start not in STARTS:
@@ -92,7 +100,9 @@ class Sizes(NamedTuple):
     budget: int
 
 
-def make_report(jobs: Sequence[Job], arms: Sequence[Arm], steps: int, overrides: Sequence[str]) -> dict[str, Any]:
+def make_report(
+    jobs: Sequence[Job], arms: Sequence[Arm], steps: int, overrides: Sequence[str]
+) -> dict[str, Any]:
     """Return everything that is shown, as JSON."""
     sizes = _evaluated_sizes(overrides)
     titles = {START: "start", **{arm.name: arm.title for arm in arms}}
@@ -105,7 +115,10 @@ def make_report(jobs: Sequence[Job], arms: Sequence[Arm], steps: int, overrides:
         "ks": sizes.ks,
         "problems": len(any_measure[0]),
         "shown": _shown_measures(sizes),
-        "arms": {name: _arm_report(titles[name], of_arm, measured[name]) for name, of_arm in jobs_of.items()},
+        "arms": {
+            name: _arm_report(titles[name], of_arm, measured[name])
+            for name, of_arm in jobs_of.items()
+        },
         **_compare_arms(measured, sizes),
     }
 
@@ -164,10 +177,13 @@ def _evaluated_sizes(overrides: Sequence[str]) -> Sizes:
     try:
         (parallel,) = (each for each in harnesses if isinstance(each, PassAtK))
         (recursive,) = (each for each in harnesses if isinstance(each, Rsa))
-        (longest,) = (max(each.budgets) for each in harnesses if isinstance(each, Sequential) and each.budgets)
+        (longest,) = (
+            max(each.budgets) for each in harnesses if isinstance(each, Sequential) and each.budgets
+        )
     except ValueError:
         raise UserError(
-            "eval.harnesses must hold pass_at_k, majority, rsa, and sequential with budgets, each once"
+            "eval.harnesses must hold pass_at_k, majority, rsa, and sequential with budgets, each "
+            "once"
         ) from None
     return Sizes(parallel.reported_ks(), recursive.steps, longest)
 
@@ -195,7 +211,11 @@ def _pass_curve(measured: Measured, ks: Sequence[int]) -> list[float]:
 def _entropy_curve(job: Job) -> list[tuple[int, float]]:
     """Return (step, token entropy of search) of a training run."""
     records = read_metrics(job.folder)
-    return [(int(record["step"]), record["entropy/search"]) for record in records if "entropy/search" in record]
+    return [
+        (int(record["step"]), record["entropy/search"])
+        for record in records
+        if "entropy/search" in record
+    ]
 
 
 def _print_progress(text: str) -> None:

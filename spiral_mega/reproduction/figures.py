@@ -115,4 +115,6 @@ def _frame(axis: Axes, title: str, x_label: str, y_label: str) -> None:
     axis.grid(color="#e6e6e6", linewidth=0.7)
     axis.set_axisbelow(True)
     if y_label == "solved":
-        axis.yaxis.set_major_formatter(lambda fraction, _: f"{100 * fraction:g}%" if math.isfinite(fraction) else "")
+        axis.yaxis.set_major_formatter(
+            lambda fraction, _: f"{100 * fraction:g}%" if math.isfinite(fraction) else ""
+        )

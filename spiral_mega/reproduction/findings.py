@@ -69,7 +69,9 @@ def paper_findings(ks: Sequence[int], steps: int, budget: int) -> list[Finding]:
             "higher",
         ),
         Finding("majority: similar", f"majority of {max(ks)}", value_of(majority), "similar"),
-        Finding("sequential: similar", "one response", value_of(f"sequential mean {budget}"), "similar"),
+        Finding(
+            "sequential: similar", "one response", value_of(f"sequential mean {budget}"), "similar"
+        ),
         Finding(
             "self-aggregation minus majority: SPIRAL above",
             f"self-aggregation, {steps} steps, minus majority of {max(ks)}",
@@ -127,7 +129,9 @@ def _verdict(interval: tuple[float, float], expected: Expected) -> str:
     return "opposite" if high < 0 else "undecided"
 
 
-def response_factors(ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
+def response_factors(
+    ks: Sequence[int], ours: Sequence[float], theirs: Sequence[float]
+) -> dict[str, float | None]:
     """Return k' / k for each k of `ks`, where their pass@k' equals our pass@k.
 
     k' is interpolated linearly in log k. None where they do not reach it at the largest k, or

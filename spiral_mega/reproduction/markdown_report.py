@@ -27,7 +27,9 @@ def write_into(document: Path, text: str, start: str) -> None:
     before, _, after_begin = content.partition(begin)
     _, found_end, after = after_begin.partition(end)
     if not found_end:
-        raise UserError(f"{document} lacks the lines {begin!r} and {end!r} between which the tables are written")
+        raise UserError(
+            f"{document} lacks the lines {begin!r} and {end!r} between which the tables are written"
+        )
     document.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
 
 
@@ -56,7 +58,17 @@ def _percent_with_interval(measure: Mapping[str, Any]) -> str:
 
 
 def _comparisons(report: Report) -> str:
-    rows = [["SPIRAL minus", "quantity", "points", "over problems", "over seeds and problems", "by seed", "finding"]]
+    rows = [
+        [
+            "SPIRAL minus",
+            "quantity",
+            "points",
+            "over problems",
+            "over seeds and problems",
+            "by seed",
+            "finding",
+        ]
+    ]
     for difference in report["comparisons"]:
         rows.append(
             [

@@ -89,7 +89,12 @@ class Job:
 
 
 def jobs_for(
-    output: Path, arms: Sequence[Arm], seeds: int, ablation_seeds: int, steps: int, overrides: Sequence[str]
+    output: Path,
+    arms: Sequence[Arm],
+    seeds: int,
+    ablation_seeds: int,
+    steps: int,
+    overrides: Sequence[str],
 ) -> list[Job]:
     """Return the start, and every arm's seeds in the order in which they run.
 
@@ -117,10 +122,17 @@ def _rounds(arms: Sequence[Arm], seeds: int, ablation_seeds: int) -> list[tuple[
 
 
 def _evaluation_job(folder: Path, arm: str, seed: int, overrides: Sequence[str]) -> Job:
-    command = [*_program("eval"), str(CONFIGS / "task.yaml"), "--output", str(folder / "evaluation")]
+    command = [
+        *_program("eval"),
+        str(CONFIGS / "task.yaml"),
+        "--output",
+        str(folder / "evaluation"),
+    ]
     if arm != START:
         command += ["--model", str(folder)]
-        overrides = [each for each in overrides if not each.startswith("model.path=")]  # where training began
+        overrides = [
+            each for each in overrides if not each.startswith("model.path=")
+        ]  # where training began
     return Job(arm, seed, folder, [[*command, f"run.dir={folder}", f"run.seed={seed}", *overrides]])
 
 
@@ -163,7 +175,10 @@ def run_all(jobs: Sequence[Job], parallel: int, report: Callable[[str], None]) -
                 report(f"{ended.job.name} is measured; {len(jobs) - left} of {len(jobs)}")
             if time.monotonic() - last_progress > PROGRESS_SECONDS:
                 last_progress = time.monotonic()
-                report("running: " + ", ".join(f"{each.job.name} (step {each.job.step()})" for each in running))
+                report(
+                    "running: "
+                    + ", ".join(f"{each.job.name} (step {each.job.step()})" for each in running)
+                )
     finally:
         for each in running:
             each.process.terminate()  # a run saves itself before it ends
@@ -175,7 +190,9 @@ def _start(job: Job, commands: list[list[str]]) -> Running:
     """Start the first of the commands; its output is appended to the job's log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with job.log.open("ab") as log:
-        return Running(job, commands, subprocess.Popen(commands[0], stdout=log, stderr=subprocess.STDOUT))
+        return Running(
+            job, commands, subprocess.Popen(commands[0], stdout=log, stderr=subprocess.STDOUT)
+        )
 
 
 def _check_status(ended: Running) -> None:
@@ -207,7 +224,9 @@ def read_success(job: Job) -> list[float | None]:
     None where there is no such set.
     """
     analyses = json.loads((job.folder / "evaluation" / "analysis.json").read_text())
-    by_sampling: list[list[dict[str, Any]]] = [each["aggregation"]["by_right"] for each in analyses.values()]
+    by_sampling: list[list[dict[str, Any]]] = [
+        each["aggregation"]["by_right"] for each in analyses.values()
+    ]
     by_right = next(entries for entries in by_sampling if entries)
     success = {entry["right"]: entry["value"] for entry in by_right}
     largest_set = max(entry["size"] for entry in by_right)

@@ -21,7 +21,9 @@ from itertools import pairwise
 def set_score(success: Sequence[float], p: float) -> float:
     """Compute F(p) for sets of len(success) - 1 traces."""
     size = len(success) - 1
-    terms = (math.comb(size, c) * p**c * (1 - p) ** (size - c) * success[c] for c in range(size + 1))
+    terms = (
+        math.comb(size, c) * p**c * (1 - p) ** (size - c) * success[c] for c in range(size + 1)
+    )
     return math.fsum(terms)
 
 

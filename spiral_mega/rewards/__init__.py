@@ -11,4 +11,11 @@ from spiral_mega.rewards.answers import normalize_answer
 from spiral_mega.rewards.registry import check_verifier_name
 from spiral_mega.rewards.verifier import Verdict, VerifierPool, verify
 
-__all__ = ["Verdict", "VerifierPool", "check_verifier_name", "group_answers", "normalize_answer", "verify"]
+__all__ = [
+    "Verdict",
+    "VerifierPool",
+    "check_verifier_name",
+    "group_answers",
+    "normalize_answer",
+    "verify",
+]

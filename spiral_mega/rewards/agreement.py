@@ -1,12 +1,15 @@
-"""Whether two responses give the same answer: the verifier's own equivalence, without a ground truth.
+"""Whether two responses give the same answer: the verifier's own equivalence, without a ground
+truth.
 
-Next to `score`, a verifier module has one or two more functions, which a user's module may have too:
+Next to `score`, a verifier module has one or two more functions, which a user's module may have
+too:
 
     answer_of(response) -> str | None   the answer in plain spelling, None if the response gives none
     agree(response, answers) -> float   where spelling does not decide: 1.0 if its answer is the same as
                                         any of `answers` (as `answer_of` gives them), and 0.0 otherwise
 
-A module without `answer_of` is read as `exact` reads: the last boxed answer, or else the whole final text.
+A module without `answer_of` is read as `exact` reads: the last boxed answer, or else the whole
+final text.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ Groups = list[int | None]
 
 
 def group_answers(responses: Sequence[str], verifier: str, pool: VerifierPool) -> Groups:
-    """Return the group [N] of each response's answer, numbered in order of first appearance; None without an answer.
+    """Return the group [N] of each response's answer, numbered in order of first appearance; None
+    without an answer.
 
-    Answers that are spelt alike are one. A further spelling joins the first group whose first answer it agrees with:
-    agreement is not transitive (62.5 % agrees with 62.5 and with 0.625), so some rule is needed, and this one depends
-    on nothing but the order of the responses. Comparisons run in the processes of `pool`; one that fails or takes too
-    long counts as different.
+    Answers that are spelt alike are one. A further spelling joins the first group whose first
+    answer it agrees with: agreement is not transitive (62.5 % agrees with 62.5 and with 0.625), so
+    some rule is needed, and this one depends on nothing but the order of the responses. Comparisons
+    run in the processes of `pool`; one that fails or takes too long counts as different.
     """
     module, answer_of = _module(verifier), load_answer_of(verifier)
     answers = [answer_of(response) for response in responses]
@@ -53,7 +57,9 @@ def load_answer_of(verifier: str) -> Callable[[str], str | None]:
     return answer_of
 
 
-def _first_that_agrees(response: str, answers: Sequence[str], agree: str, pool: VerifierPool) -> int | None:
+def _first_that_agrees(
+    response: str, answers: Sequence[str], agree: str, pool: VerifierPool
+) -> int | None:
     """Return the index of the first of `answers` that the response agrees with.
 
     One comparison with all of them comes first: most responses agree with none.

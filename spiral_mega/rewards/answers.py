@@ -11,15 +11,18 @@ _REMEDY = "give a string, a finite number, or a non-empty list of these"
 
 
 def normalize_answer(answer: Any) -> tuple[str, ...]:
-    """The accepted ground truths of a problem, as text, without repeats; any one of them is a right answer.
+    """The accepted ground truths of a problem, as text, without repeats; any one of them is a right
+    answer.
 
-    Takes a string, int, float, bool, or a list, tuple or array of these. Outer whitespace goes, and an integral
-    decimal becomes an integer (142.0 and "142.0" -> "142"); "025" and LaTeX stay as written. Normalising twice
-    changes nothing. Several elements are alternatives because that is what arrays in the field hold: in Minerva
-    they are other spellings or roundings of one answer (["4.4e7", "4.4 \\times 10^7"], ["6630.65", "6630"]).
-    An answer that consists of several values is one string ("$69$,$84$" in OlympiadBench).
+    Takes a string, int, float, bool, or a list, tuple or array of these. Outer whitespace goes, and
+    an integral decimal becomes an integer (142.0 and "142.0" -> "142"); "025" and LaTeX stay as
+    written. Normalising twice changes nothing. Several elements are alternatives because that is
+    what arrays in the field hold: in Minerva they are other spellings or roundings of one answer
+    (["4.4e7", "4.4 \\times 10^7"], ["6630.65", "6630"]). An answer that consists of several values
+    is one string ("$69$,$84$" in OlympiadBench).
 
-    Raises ValueError for None, an empty string or list, a number that is not finite, or any other type.
+    Raises ValueError for None, an empty string or list, a number that is not finite, or any other
+    type.
     """
     if hasattr(answer, "tolist"):  # numpy arrays and scalars, without importing numpy
         answer = answer.tolist()

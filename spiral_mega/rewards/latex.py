@@ -15,7 +15,9 @@ _SPACE = re.compile(r"\s+(?!\d)|(?<!\d)\s+")  # all but those between digits
 
 _CARET = r"(?:\^|\*\*)[{(]*[+-]?"
 _POWER = re.compile(rf"{_CARET}(\d+)")
-_TOWER = re.compile(rf"(?={_CARET}(\d+)[)}}]*{_CARET}(\d+))")  # looks ahead, so that towers may overlap
+_TOWER = re.compile(
+    rf"(?={_CARET}(\d+)[)}}]*{_CARET}(\d+))"
+)  # looks ahead, so that towers may overlap
 _VARIABLE_TOWER = re.compile(rf"(?:{_CARET}\\?\w+\s*){{4}}")
 _FACTORIAL = re.compile(r"(\d+)[)}]*!")
 _FACTORIAL_OF_FACTORIAL = re.compile(r"![)}]+!|!!!")
@@ -28,9 +30,11 @@ def tidy(text: str) -> str:
 
 
 def hostile(text: str) -> str | None:
-    """Why a tidied text must not reach the parser, or None. Cheap; the time limit catches what it lets through.
+    """Why a tidied text must not reach the parser, or None. Cheap; the time limit catches what it
+    lets through.
 
-    Real answers stay far below the limits: the longest in the six benchmarks that the tests sample has 230 characters.
+    Real answers stay far below the limits: the longest in the six benchmarks that the tests sample
+    has 230 characters.
     """
     if len(text) > MAX_CHARS:
         return f"{len(text)} characters, more than {MAX_CHARS}"

@@ -16,10 +16,12 @@ _CACHED_PAIRS = 4096
 
 
 def score(response: str, answer: tuple[str, ...]) -> float:
-    """Return 1.0 if the response's answer is any of `answer`, else 0.0 (also without a box in the final text).
+    """Return 1.0 if the response's answer is any of `answer`, else 0.0 (also without a box in the
+    final text).
 
-    The answer is the last \\boxed{...} of the final text, or a list of boxes ("\\boxed{1} and \\boxed{2}"). Where a
-    ground truth has several parts, as many boxes anywhere in the final text are its parts too.
+    The answer is the last \\boxed{...} of the final text, or a list of boxes ("\\boxed{1} and
+    \\boxed{2}"). Where a ground truth has several parts, as many boxes anywhere in the final text
+    are its parts too.
     """
     final = final_text(response)
     given = _given(final)
@@ -39,7 +41,9 @@ def agree(response: str, answers: tuple[str, ...]) -> float:
     given = answer_of(response)
     if given is None or hostile(given) is not None:
         return 0.0
-    return float(any(hostile(a) is None and (_is_right(a, given) or _is_right(given, a)) for a in answers))
+    return float(
+        any(hostile(a) is None and (_is_right(a, given) or _is_right(given, a)) for a in answers)
+    )
 
 
 def _given(final: str) -> str | None:
@@ -66,7 +70,11 @@ def _is_right_cached(gold: str, given: str) -> bool:
     gold_reading, given_reading = _read(gold), _read(given)
     if gold_reading is None or given_reading is None:
         return False
-    if gold_reading.condition and given_reading.condition and gold_reading.condition != given_reading.condition:
+    if (
+        gold_reading.condition
+        and given_reading.condition
+        and gold_reading.condition != given_reading.condition
+    ):
         return False
     pairs = [(right, answer) for right in gold_reading.answers for answer in given_reading.answers]
     return any(same(right, answer) for right, answer in pairs)
@@ -84,4 +92,6 @@ def _is_right_in_parts(gold: str, final: str) -> bool:
         return False
     contents = all_boxed(final)
     counts = {len(answer.items) for answer in reading.answers if isinstance(answer, Sequence)}
-    return len(contents) > 1 and len(contents) in counts and _is_right(gold, tidy(", ".join(contents)))
+    return (
+        len(contents) > 1 and len(contents) in counts and _is_right(gold, tidy(", ".join(contents)))
+    )

@@ -13,10 +13,10 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 def score(response: str, answer: tuple[str, ...]) -> float:
     """1.0 if `response` is a path that solves one of the games in `answer`, else 0.0.
 
-    A game is JSON text {"start": s, "target": t, "moves": [[a, b], ...], "modulus": M, "max_hops": h}; max_hops
-    may be missing. The response is integers separated by white space. The path begins at s, has one hop or more
-    (at most h), ends at t, and every hop x -> y is y == (a * x + b) % M for some move. Raises ValueError or KeyError
-    for an answer that is no game.
+    A game is JSON text {"start": s, "target": t, "moves": [[a, b], ...], "modulus": M, "max_hops":
+    h}; max_hops may be missing. The response is integers separated by white space. The path begins
+    at s, has one hop or more (at most h), ends at t, and every hop x -> y is y == (a * x + b) % M
+    for some move. Raises ValueError or KeyError for an answer that is no game.
     """
     path = _path(response)
     return float(path is not None and any(_solves(path, json.loads(game)) for game in answer))
@@ -33,7 +33,11 @@ def answer_of(response: str) -> str | None:
 
 def _path(response: str) -> list[int] | None:
     tokens = response.split()
-    return [int(token) for token in tokens] if all(_INTEGER.fullmatch(token) for token in tokens) else None
+    return (
+        [int(token) for token in tokens]
+        if all(_INTEGER.fullmatch(token) for token in tokens)
+        else None
+    )
 
 
 def _solves(path: list[int], game: dict[str, Any]) -> bool:

@@ -33,7 +33,8 @@ def load_verifier(name: str) -> RewardFunction:
         raise ValueError(f"there is no verifier {name!r}: {known}")
     if path.startswith("__main__:"):
         raise ValueError(
-            f"the verifier {name!r} is in __main__, which verifier processes do not import: move it to a module"
+            f"the verifier {name!r} is in __main__, which verifier processes do not import: move "
+            "it to a module"
         )
     try:
         return load_function(path, 2)

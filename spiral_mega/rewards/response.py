@@ -26,17 +26,20 @@ class Box(NamedTuple):
 
 
 def final_text(response: str) -> str:
-    """The part after the last </think>, or all of it if there is none; "" when the thinking never ended.
+    """The part after the last </think>, or all of it if there is none; "" when the thinking never
+    ended.
 
-    Thinking is unfinished if a <think> follows the last </think>. A chat template that opens <think> in the prompt
-    leaves no trace of it in the response, so a response without tags counts as a whole.
+    Thinking is unfinished if a <think> follows the last </think>. A chat template that opens
+    <think> in the prompt leaves no trace of it in the response, so a response without tags counts
+    as a whole.
     """
     text = response.rpartition("</think>")[2]
     return "" if "<think>" in text else text
 
 
 def boxes(text: str) -> list[Box]:
-    """All boxes whose braces balance, in order; of two nested ones the inner. \\boxed 5 and \\fbox{5} are boxes too.
+    """All boxes whose braces balance, in order; of two nested ones the inner. \\boxed 5 and
+    \\fbox{5} are boxes too.
 
     One pass over the text, whatever its braces: a hostile response costs time linear in its length.
     """
@@ -44,7 +47,9 @@ def boxes(text: str) -> list[Box]:
     start = min((at for at in (text.find("\\boxed"), text.find("\\fbox")) if at >= 0), default=-1)
     if start < 0:
         return found
-    open_groups: list[tuple[int, int] | None] = []  # the start and begin of an open box; None for a plain brace
+    open_groups: list[
+        tuple[int, int] | None
+    ] = []  # the start and begin of an open box; None for a plain brace
     last_start = -1
     for token in _TOKEN.finditer(text, start):
         kind = token.lastgroup
@@ -72,8 +77,9 @@ def last_boxed(text: str) -> str | None:
 def boxed_answer(text: str) -> str | None:
     """The content of the last box, or a list of the contents of the last ones, if they are listed.
 
-    Boxes are listed when nothing but "and", "or", a comma, a line break or a name such as "y =" stands between them:
-    "x = \\boxed{1}, y = \\boxed{2}" answers "x = 1, y = 2". None without a box.
+    Boxes are listed when nothing but "and", "or", a comma, a line break or a name such as "y ="
+    stands between them: "x = \\boxed{1}, y = \\boxed{2}" answers "x = 1, y = 2". None without a
+    box.
     """
     found = boxes(text)
     if not found:
@@ -86,14 +92,17 @@ def boxed_answer(text: str) -> str | None:
         names[-1] = link["name"] or ""
         listed.append(box)
         names.append("")
-    first_name = _BEFORE_FIRST.search(text, max(listed[-1].start - _LONGEST_LINK, 0), listed[-1].start)
+    first_name = _BEFORE_FIRST.search(
+        text, max(listed[-1].start - _LONGEST_LINK, 0), listed[-1].start
+    )
     names[-1] = first_name[1] if first_name else ""
     contents = [text[box.begin : box.end] for box in reversed(listed)]
     if len(set(contents)) == 1:
         return contents[0]
     named = all(names)
     return ", ".join(
-        f"{name}={content}" if named else content for name, content in zip(reversed(names), contents, strict=True)
+        f"{name}={content}" if named else content
+        for name, content in zip(reversed(names), contents, strict=True)
     )
 
 

@@ -7,7 +7,8 @@ from spiral_mega.rewards.response import final_text, last_boxed
 
 
 def score(response: str, answer: tuple[str, ...]) -> float:
-    """1.0 if the last \\boxed{...} (without any: the whole final text) is one of `answer`, outer white space aside.
+    """1.0 if the last \\boxed{...} (without any: the whole final text) is one of `answer`, outer
+    white space aside.
 
     Both sides are cleaned as ground truths are, so "142.0" is "142".
     """

@@ -69,9 +69,13 @@ class VerifierPool:
     or call `close`.
     """
 
-    def __init__(self, time_limit_s: float = 5.0, workers: int = 2, verifiers: Sequence[str] = ("math",)) -> None:
+    def __init__(
+        self, time_limit_s: float = 5.0, workers: int = 2, verifiers: Sequence[str] = ("math",)
+    ) -> None:
         if not time_limit_s > 0 or workers < 1:
-            raise ValueError(f"time_limit_s is {time_limit_s} and workers {workers}: both must be positive")
+            raise ValueError(
+                f"time_limit_s is {time_limit_s} and workers {workers}: both must be positive"
+            )
         self.time_limit_s = time_limit_s
         self.workers = workers
         self._preloaded = tuple(dict.fromkeys(verifiers))
@@ -107,10 +111,14 @@ class VerifierPool:
             self._manager.submit(self._dispatch, task)
         return task.verdict
 
-    def verify(self, responses: Sequence[str], answers: Sequence[Any], verifier: str = "math") -> list[Verdict]:
+    def verify(
+        self, responses: Sequence[str], answers: Sequence[Any], verifier: str = "math"
+    ) -> list[Verdict]:
         """Return the verdicts on `responses`, in order; answers[i] is the ground truth of responses[i]."""
         if len(responses) != len(answers):
-            raise ValueError(f"{len(responses)} responses but {len(answers)} answers: give one answer a response")
+            raise ValueError(
+                f"{len(responses)} responses but {len(answers)} answers: give one answer a response"
+            )
         pairs = zip(responses, answers, strict=True)
         futures = [self.submit(response, answer, verifier) for response, answer in pairs]
         return [future.result() for future in futures]
@@ -130,7 +138,9 @@ class VerifierPool:
             pending = list(self._pending)
         for task in pending:  # before their processes end, which would read as crashes
             if self._claim(task):
-                task.verdict.set_exception(RuntimeError("the VerifierPool was closed before this verification ended"))
+                task.verdict.set_exception(
+                    RuntimeError("the VerifierPool was closed before this verification ended")
+                )
         self._manager.submit(self._stop_pool).result()
         self._manager.shutdown()
 
@@ -138,7 +148,10 @@ class VerifierPool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -167,11 +180,15 @@ class VerifierPool:
         task.attempts += 1
         try:
             pool = self._pool
-            if pool is None or not pool.active:  # its processes died while idle: out of memory, or an operator's kill
+            if (
+                pool is None or not pool.active
+            ):  # its processes died while idle: out of memory, or an operator's kill
                 self._stop_pool()
                 pool = self._start_pool()
             future = pool.schedule(worker.run, args=task.arguments, timeout=self.time_limit_s)
-        except Exception as error:  # no process can be started: training continues, and the counts show it
+        except (
+            Exception
+        ) as error:  # no process can be started: training continues, and the counts show it
             self._complete(task, Verdict(0.0, "crash", f"{type(error).__name__}: {error}"))
         else:
             future.add_done_callback(lambda done: self._on_done(task, done))

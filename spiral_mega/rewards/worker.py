@@ -14,7 +14,10 @@ from spiral_mega.process.signals import set_parent_death_signal
 from spiral_mega.rewards.registry import RewardFunction, load_verifier
 
 _DETAIL_CHARS = 500
-_WARM_UP = ("\\boxed{x^{2}+1}", ("(x^{2}+2x)/x",))  # fills the LaTeX parser's tables, which it builds on first use
+_WARM_UP = (
+    "\\boxed{x^{2}+1}",
+    ("(x^{2}+2x)/x",),
+)  # fills the LaTeX parser's tables, which it builds on first use
 
 
 def start(parent_pid: int, verifiers: tuple[str, ...], memory_bytes: int) -> None:
@@ -23,7 +26,9 @@ def start(parent_pid: int, verifiers: tuple[str, ...], memory_bytes: int) -> Non
     `memory_bytes` limits the address space beyond what the process uses after loading.
     """
     os.setsid()  # signals to the trainer's process group are for the trainer
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's own handler waits for the interpreter, 3 s when that hangs
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # pebble's own handler waits for the interpreter, 3 s when that hangs
     _die_with_parent(parent_pid)
     _exit_with_nonzero_status()
     for name in verifiers:
@@ -41,7 +46,11 @@ def run(name: str, response: str, answer: tuple[str, ...]) -> tuple[float, str, 
         reward = _function(name)(response, answer)
         if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
             shown = repr(reward)[:_DETAIL_CHARS]
-            return 0.0, "error", f"the verifier {name!r} returned {shown}: it must return a finite number"
+            return (
+                0.0,
+                "error",
+                f"the verifier {name!r} returned {shown}: it must return a finite number",
+            )
         return float(reward), "ok", ""
     except (Exception, SystemExit) as error:
         return 0.0, "error", f"{type(error).__name__}: {error}"[:_DETAIL_CHARS]

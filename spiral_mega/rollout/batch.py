@@ -71,7 +71,8 @@ class BatchCollector:
         num_effective = sum(effective_by_index.values())
         if self.config.dynamic_sampling and num_effective < self.config.problems:
             log.warning(
-                "%d of %d problems are effective after %d prompts (batch.max_resample_rounds is %d): training on those",
+                "%d of %d problems are effective after %d prompts (batch.max_resample_rounds is "
+                "%d): training on those",
                 num_effective,
                 self.config.problems,
                 source.num_started,

@@ -88,7 +88,9 @@ def _component_means(component: str, sums: Mapping[str, float]) -> dict[str, flo
 def check_verifier(metrics: Mapping[str, float], rewards: RewardsConfig) -> None:
     """Raise VerifierError if more verifications failed than `rewards.max_failure_rate`."""
     counts = {
-        name.removeprefix("verify/"): count for name, count in metrics.items() if name.startswith("verify/") and count
+        name.removeprefix("verify/"): count
+        for name, count in metrics.items()
+        if name.startswith("verify/") and count
     }
     total = sum(counts.values())
     failed = total - counts.pop("ok", 0.0)
@@ -96,9 +98,9 @@ def check_verifier(metrics: Mapping[str, float], rewards: RewardsConfig) -> None
         by_status = ", ".join(f"{status} {count:.0f}" for status, count in sorted(counts.items()))
         raise VerifierError(
             f"{failed:.0f} of the step's {total:.0f} verifications failed ({by_status}), more than "
-            f"rewards.max_failure_rate ({rewards.max_failure_rate}): logs/rank*.log has the reasons "
-            "('verification of a response'). Their zero rewards were not trained on; the run resumes "
-            "from its last checkpoint"
+            f"rewards.max_failure_rate ({rewards.max_failure_rate}): logs/rank*.log has the "
+            "reasons ('verification of a response'). Their zero rewards were not trained on; the "
+            "run resumes from its last checkpoint"
         )
 
 

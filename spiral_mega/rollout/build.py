@@ -53,6 +53,7 @@ def _make_replica(config: Config, runtime: Runtime) -> Replica:
     ranks = config.rollout.engine.tensor_parallel
     if runtime.world_size % ranks:
         raise ConfigError(
-            f"rollout.engine.tensor_parallel is {ranks}, which does not divide {runtime.world_size} ranks"
+            f"rollout.engine.tensor_parallel is {ranks}, which does not divide "
+            f"{runtime.world_size} ranks"
         )
     return make_replica(runtime, ranks)

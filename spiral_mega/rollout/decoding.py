@@ -47,7 +47,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 def growing_cache(config: PretrainedConfig) -> DynamicCache:
     """Return the model's own cache, in which layers that keep every token grow in place."""
     cache = DynamicCache(config=config)
-    cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [
+        GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
+    ]
     return cache
 
 

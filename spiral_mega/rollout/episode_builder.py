@@ -64,8 +64,15 @@ class EpisodeBuilder:
     same episode, only the leader does.
     """
 
-    def __init__(self, context: SamplingContext, index: int, task: Task, *, verify_rewards: bool) -> None:
-        self.context, self.index, self.task, self.verify_rewards = context, index, task, verify_rewards
+    def __init__(
+        self, context: SamplingContext, index: int, task: Task, *, verify_rewards: bool
+    ) -> None:
+        self.context, self.index, self.task, self.verify_rewards = (
+            context,
+            index,
+            task,
+            verify_rewards,
+        )
         plan = context.plan
         rng = np.random.default_rng(derive_seed(*task.seed_parts, "sets"))
         self.sets: list[SetSpec] = plan.draw_sets(rng, context.set_order)
@@ -118,7 +125,9 @@ class EpisodeBuilder:
     def _start_conversation(self, trace_key: RequestKey) -> Conversation:
         _, component, set_index, trace_index, _ = trace_key
         assert trace_index is not None
-        trace = Trace(component, trace_index, self.prompts[set_index], [], [], "stop", "", set_index)
+        trace = Trace(
+            component, trace_index, self.prompts[set_index], [], [], "stop", "", set_index
+        )
         conversation = Conversation(trace, list(self.task.problem.messages))
         self.conversations[trace_key] = conversation
         return conversation
@@ -126,7 +135,11 @@ class EpisodeBuilder:
     def _next_turn(self, conversation: Conversation) -> Request | None:
         """Ask the environment; return the trace's next turn, or None if the trace has ended."""
         environment, trace = self.context.environment, conversation.trace
-        if environment is None or trace.finish != "stop" or conversation.turns >= environment.max_turns:
+        if (
+            environment is None
+            or trace.finish != "stop"
+            or conversation.turns >= environment.max_turns
+        ):
             return None
         replies = environment.reply(self.task.problem, conversation.messages)
         if not replies:
@@ -151,7 +164,9 @@ class EpisodeBuilder:
         traces[trace.index] = trace
         if self.verify_rewards:
             problem = self.task.problem
-            verdict = self.context.verifier.submit(trace.answer_text, problem.answer, problem.verifier)
+            verdict = self.context.verifier.submit(
+                trace.answer_text, problem.answer, problem.verifier
+            )
             self.verdicts.append((trace, verdict))
 
     def _request_ready_sets(self) -> list[Request]:
@@ -161,7 +176,9 @@ class EpisodeBuilder:
         level.
         """
         requests: list[Request] = []
-        while ready_sets := [each for each in sorted(self.unrequested_sets) if self._has_members(each)]:
+        while ready_sets := [
+            each for each in sorted(self.unrequested_sets) if self._has_members(each)
+        ]:
             self.unrequested_sets.difference_update(ready_sets)
             for set_index in ready_sets:
                 request = self._set_request(set_index)
@@ -193,7 +210,8 @@ class EpisodeBuilder:
         # The answers exist but are empty, and count as truncated. They score 0 without being
         # verified.
         self.aggregation[set_index] = {
-            index: Trace(component, index, prompt, [], [], "length", "", set_index) for index in range(count)
+            index: Trace(component, index, prompt, [], [], "length", "", set_index)
+            for index in range(count)
         }
         return None
 
@@ -204,7 +222,9 @@ class EpisodeBuilder:
             key=RequestKey(self.index, component, set_index),
             prompt_ids=prompt,
             num_samples=count,
-            seed=derive_seed(*self.task.seed_parts, component, -1 if set_index is None else set_index),
+            seed=derive_seed(
+                *self.task.seed_parts, component, -1 if set_index is None else set_index
+            ),
             max_tokens=self._max_tokens(set_index),
             # Answers before searches, as they are nearest to their end; longest prompts first, as
             # they take longest.
@@ -214,7 +234,9 @@ class EpisodeBuilder:
     def _max_tokens(self, set_index: int | None) -> int:
         """Return the most tokens that a response may have, replies of the environment included."""
         sampling = self.context.rollout.sampling
-        limit = self.context.plan.max_tokens if set_index is None else self.sets[set_index].max_tokens
+        limit = (
+            self.context.plan.max_tokens if set_index is None else self.sets[set_index].max_tokens
+        )
         context_left = sampling.max_context_tokens - len(self.prompts[set_index])
         return min(limit or sampling.max_response_tokens, context_left)
 
@@ -222,7 +244,13 @@ class EpisodeBuilder:
         trace.reward, trace.verification = verdict.reward, verdict.status
         if verdict.status != "ok":
             problem = self.task.problem.id
-            warn_once(log, "verification of a response to %s: %s %s", problem, verdict.status, verdict.detail)
+            warn_once(
+                log,
+                "verification of a response to %s: %s %s",
+                problem,
+                verdict.status,
+                verdict.detail,
+            )
 
 
 def _in_order(traces: dict[int, Trace]) -> list[Trace]:

@@ -57,7 +57,9 @@ class Pipeline:
         self.engine, self.algorithm, self.interrupted = engine, algorithm, interrupted
         plan = plan or SamplingPlan.from_algorithm(algorithm)
         environment = make_environment(rollout.sampling)
-        self.context = SamplingContext(prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment)
+        self.context = SamplingContext(
+            prompter, verifier, tokenizer, plan, algorithm.set_order, rollout, environment
+        )
         self.exchange_interval = exchange_interval(rollout)
         self.group = dist.new_group(backend="gloo")  # exchanges overlap the engines' collectives
 
@@ -121,4 +123,6 @@ class _ProgressLog:
             return
         self.reported = now
         sampled, in_flight = self.scheduler.num_samples, self.scheduler.num_in_flight()
-        log.info("%d traces sampled in %.0f s, %d in progress", sampled, now - self.started, in_flight)
+        log.info(
+            "%d traces sampled in %.0f s, %d in progress", sampled, now - self.started, in_flight
+        )

@@ -17,7 +17,14 @@ import pyarrow.parquet as pq
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.rollout.batch import AssignCredit, Batch
-from spiral_mega.telemetry.trace_file import EPISODE, episode_from_row, episode_row, read_traces, trace_path, write_rows
+from spiral_mega.telemetry.trace_file import (
+    EPISODE,
+    episode_from_row,
+    episode_row,
+    read_traces,
+    trace_path,
+    write_rows,
+)
 from spiral_mega.traces import Episode
 
 # `prompts`: token ids of the search prompt, then of each set's.

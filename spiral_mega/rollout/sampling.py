@@ -25,7 +25,9 @@ def _splitmix64(state: np.ndarray) -> np.ndarray:
         return z ^ (z >> np.uint64(31))
 
 
-def sample_tokens(logits: torch.Tensor, temperature: float, uniforms: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(
+    logits: torch.Tensor, temperature: float, uniforms: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample tokens [B] and their log-probs [B] from logits [B, V] / temperature.
 
     Inverse transform of the uniforms [B].

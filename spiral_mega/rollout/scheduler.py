@@ -132,7 +132,9 @@ class Scheduler:
             return
         for index, task in enumerate(tasks, self.num_tasks):
             if self.replica.owns(index):
-                builder = EpisodeBuilder(self.context, index, task, verify_rewards=self.replica.leader)
+                builder = EpisodeBuilder(
+                    self.context, index, task, verify_rewards=self.replica.leader
+                )
                 self.builders[index] = builder
                 self._submit(builder.first_request())
         self.num_tasks += len(tasks)

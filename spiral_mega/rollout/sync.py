@@ -57,7 +57,9 @@ class WeightSync:
         self.adapter, self.base_sent = config.rollout.sync.lora == "adapter", False
         self.sleeps = config.rollout.engine.sleep
         self.once, self.sent = frozen and not self.sleeps, False
-        self._request = Request(CANARY_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CANARY_TOKENS)
+        self._request = Request(
+            CANARY_KEY, list(prompt_ids), num_samples=1, seed=0, max_tokens=CANARY_TOKENS
+        )
 
     def release(self) -> None:
         """Let the engine free the device's memory until the next sync, if it is set to sleep."""
@@ -75,9 +77,10 @@ class WeightSync:
         gap = max_over_ranks({"gap": self._logprob_gap()})["gap"]
         if not gap <= self.max_logprob_gap:
             raise SyncError(
-                f"after a weight sync the engine's log-probs differ from the policy's by {gap:.3g}, "
-                f"more than rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its weights are "
-                "stale or partial, or it computes another model. Nothing was trained on its samples"
+                "after a weight sync the engine's log-probs differ from the policy's by "
+                f"{gap:.3g}, more than rollout.sync.max_logprob_gap ({self.max_logprob_gap}): its "
+                "weights are stale or partial, or it computes another model. Nothing was trained "
+                "on its samples"
             )
         return {"sync/logprob_gap": gap}
 

@@ -113,7 +113,9 @@ class TransformersEngine:
 
     def add(self, request: Request) -> None:
         if not request.prompt_ids or request.max_tokens < 1 or request.num_samples < 1:
-            raise ValueError(f"request {request.key!r} needs a prompt, max_tokens >= 1 and num_samples >= 1")
+            raise ValueError(
+                f"request {request.key!r} needs a prompt, max_tokens >= 1 and num_samples >= 1"
+            )
         self._queue += [_Row(request, index) for index in range(request.num_samples)]
 
     def abort(self, keys: Collection[RequestKey]) -> None:
@@ -133,7 +135,9 @@ class TransformersEngine:
     def step(self) -> list[Sample]:
         """Decode one token of every row of the batch."""
         if self._partly_loaded:
-            raise RuntimeError("the last load_weights failed part-way: load all weights before sampling")
+            raise RuntimeError(
+                "the last load_weights failed part-way: load all weights before sampling"
+            )
         if self._batch is None:
             if not self._queue:
                 return []
@@ -158,7 +162,9 @@ class TransformersEngine:
         self._partly_loaded = False
 
     def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        raise NotImplementedError("the embedded engine takes merged weights: set rollout.sync.lora=merge")
+        raise NotImplementedError(
+            "the embedded engine takes merged weights: set rollout.sync.lora=merge"
+        )
 
     def reset_prefix_cache(self) -> None:
         pass  # no cache outlives its batch
@@ -243,7 +249,9 @@ class TransformersEngine:
         return output.logits[:, -1]
 
 
-def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_padded(
+    prompts: list[list[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [B, longest prompt], padded on the left with 0, and the mask of real tokens."""
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)

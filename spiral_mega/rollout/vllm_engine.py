@@ -87,7 +87,9 @@ class VllmEngine:
         self._engine = self._llm.llm_engine
         # It warns at every load that rotary embeddings, which have no weights, got none;
         # `checked_weights` is stricter.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
+            logging.ERROR
+        )
 
     def add(self, request: Request) -> None:
         self.add_for(request, model_for(request.key.component, self._adapter_ids))
@@ -124,7 +126,11 @@ class VllmEngine:
             )
 
     def abort(self, keys: Collection[RequestKey]) -> None:
-        request_ids = [request_id for request_id, (request, _) in self._in_flight.items() if request.key in keys]
+        request_ids = [
+            request_id
+            for request_id, (request, _) in self._in_flight.items()
+            if request.key in keys
+        ]
         self._engine.abort_request(request_ids)
         for request_id in request_ids:
             del self._in_flight[request_id]
@@ -134,7 +140,9 @@ class VllmEngine:
 
     def step(self) -> list[Sample]:
         if self.needs_weights:
-            raise RuntimeError("the last load_weights failed part-way: load all weights before sampling")
+            raise RuntimeError(
+                "the last load_weights failed part-way: load all weights before sampling"
+            )
         return [self._sample(output) for output in self._engine.step() if output.finished]
 
     def _sample(self, output: Any) -> Sample:
@@ -158,7 +166,9 @@ class VllmEngine:
         with self._loading():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked})
 
-    def load_adapter(self, weights: Iterable[tuple[str, torch.Tensor]], model: str = DEFAULT_MODEL) -> None:
+    def load_adapter(
+        self, weights: Iterable[tuple[str, torch.Tensor]], model: str = DEFAULT_MODEL
+    ) -> None:
         from vllm.lora.request import LoRARequest
 
         assert self._lora is not None
@@ -166,11 +176,16 @@ class VllmEngine:
         tensors = {tensor_name: tensor.cpu().contiguous() for tensor_name, tensor in weights}
         # vLLM reads an adapter from files; these are in memory, and are removed once it has read
         # them.
-        with self._loading(), tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder:
+        with (
+            self._loading(),
+            tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="adapter-") as folder,
+        ):
             _write_adapter(Path(folder), tensors, self._lora)
             if not self._engine.add_lora(LoRARequest(name, number, folder, load_inplace=True)):
                 raise RuntimeError("vLLM did not accept the adapter")
-        self._adapters[model] = LoRARequest(name, number, "loaded")  # requests must not load it again
+        self._adapters[model] = LoRARequest(
+            name, number, "loaded"
+        )  # requests must not load it again
 
     def reset_prefix_cache(self) -> None:
         if not self._engine.reset_prefix_cache():
@@ -214,7 +229,10 @@ class _ModelEngine:
     def __init__(self, engine: VllmEngine, model: str) -> None:
         self.engine, self.model, self.replica = engine, model, engine.replica
         self.step, self.abort = engine.step, engine.abort
-        self.has_unfinished, self.reset_prefix_cache = engine.has_unfinished, engine.reset_prefix_cache
+        self.has_unfinished, self.reset_prefix_cache = (
+            engine.has_unfinished,
+            engine.reset_prefix_cache,
+        )
         self.sleep, self.close = engine.sleep, engine.close
 
     def add(self, request: Request) -> None:
@@ -235,8 +253,8 @@ def _make_llm(config: Config, runtime: Runtime, lora: LoraConfig | None, num_ada
         from vllm import LLM
     except ImportError as error:
         raise ConfigError(
-            "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] (GPU) "
-            "or run tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
+            "rollout.engine.name is 'vllm', which is not installed: install spiral_mega[vllm] "
+            "(GPU) or run tools/install_cpu.sh (CPU), or set rollout.engine.name=transformers"
         ) from error
     pack_experts_on_every_load()
     engine, sampling = config.rollout.engine, config.rollout.sampling

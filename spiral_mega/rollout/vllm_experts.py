@@ -14,7 +14,9 @@ from typing import Any
 
 def pack_experts_on_every_load() -> None:
     """Patch vLLM, once a process."""
-    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
 
     set_up = UnquantizedFusedMoEMethod._setup_kernel
     if hasattr(set_up, "__wrapped__"):

@@ -14,7 +14,9 @@ import numpy as np
 from spiral_mega.simulation.sim_engine import EPSILON, Engine, SimSequence
 from spiral_mega.simulation.workload import EngineModel, SimProblem, prompt_parts
 
-MOVE_RATIO = 0.5  # traces move to an engine that reads less than this share of the busiest engine's context
+MOVE_RATIO = (
+    0.5  # traces move to an engine that reads less than this share of the busiest engine's context
+)
 MAX_MOVES = 4  # pairs of engines balanced at one event
 
 
@@ -22,17 +24,23 @@ MAX_MOVES = 4  # pairs of engines balanced at one event
 class SimPolicy:
     """A schedule of a step. No decision uses a trace's length before the trace has ended.
 
-    - `barrier`: sets wait for all search traces of the step, of their engine, or only for their members.
-    - `quota`: None starts problem i on engine i % G; a share starts each engine with that share of an equal part, and
-      it takes the next problem from a common queue whenever one of its problems has ended its search.
+    - `barrier`: sets wait for all search traces of the step, of their engine, or only for their
+      members.
+    - `quota`: None starts problem i on engine i % G; a share starts each engine with that share of
+      an equal part, and it takes the next problem from a common queue whenever one of its problems
+      has ended its search.
     - `ordered`: an engine admits sets before search, and sets with the longest members first.
-    - `route`: a set goes to the engine that reads the least context per step, instead of its problem's engine.
-    - `move`: unfinished traces move from the engine that reads the most to the one that reads the least, which prefills
-      them again, while the two differ much and reading takes a good part of a step.
-    - `exchange`: the trainer's schedule. Engines exchange their status every so many steps; a ready set starts at once
-      on its own engine if that reads no more than the others did, and is routed otherwise. The result of an exchange is
-      applied `lag` exchanges later, so an engine waits only for those that are further behind.
-    - `extra`: this share of problems is started in addition; the step ends when the wanted number is complete.
+    - `route`: a set goes to the engine that reads the least context per step, instead of its
+      problem's engine.
+    - `move`: unfinished traces move from the engine that reads the most to the one that reads the
+      least, which prefills them again, while the two differ much and reading takes a good part of a
+      step.
+    - `exchange`: the trainer's schedule. Engines exchange their status every so many steps; a ready
+      set starts at once on its own engine if that reads no more than the others did, and is routed
+      otherwise. The result of an exchange is applied `lag` exchanges later, so an engine waits only
+      for those that are further behind.
+    - `extra`: this share of problems is started in addition; the step ends when the wanted number
+      is complete.
     """
 
     name: str
@@ -75,18 +83,27 @@ class Outcome:
     kept: tuple[int, ...]
 
 
-def simulate(policy: SimPolicy, problems: Seq[SimProblem], model: EngineModel, engines: int, want: int) -> Outcome:
+def simulate(
+    policy: SimPolicy, problems: Seq[SimProblem], model: EngineModel, engines: int, want: int
+) -> Outcome:
     """Simulate a step until `want` of `problems` are complete."""
     if not 1 <= want <= len(problems):
         raise ValueError(f"want is {want}: it must be between 1 and the {len(problems)} problems")
-    return (_EventLoop if policy.exchange is None else _ExchangeLoop)(policy, problems, model, engines, want).run()
+    return (_EventLoop if policy.exchange is None else _ExchangeLoop)(
+        policy, problems, model, engines, want
+    ).run()
 
 
 class _EventLoop:
     """Runs all engines on one clock, event by event."""
 
     def __init__(
-        self, policy: SimPolicy, problems: Seq[SimProblem], model: EngineModel, engines: int, want: int
+        self,
+        policy: SimPolicy,
+        problems: Seq[SimProblem],
+        model: EngineModel,
+        engines: int,
+        want: int,
     ) -> None:
         self.policy, self.problems, self.want = policy, problems, want
         self.engines = [Engine(model) for _ in range(engines)]
@@ -95,9 +112,13 @@ class _EventLoop:
         self.searching = [set(range(len(p.search))) for p in problems]
         self.waiting = [set(range(len(p.sets))) for p in problems]
         self.missing = [len(list(p.lengths())) for p in problems]  # traces, also those in no set
-        self.engine_of: dict[SimSequence, int] = {}  # engine of every unfinished trace that was submitted
+        self.engine_of: dict[
+            SimSequence, int
+        ] = {}  # engine of every unfinished trace that was submitted
         self.demand = np.zeros(engines)  # tokens of context read per step once all are decoding
-        self.enough = model.step / (2 * model.kv)  # demand whose reading takes half of a step's fixed time
+        self.enough = model.step / (
+            2 * model.kv
+        )  # demand whose reading takes half of a step's fixed time
         self.events: list[tuple[float, int, int]] = []
         self.version = [0] * engines  # events of an older version are stale
         self.just_ended: deque[SimSequence] = deque()
@@ -177,13 +198,17 @@ class _EventLoop:
 
     def _aggregate(self, i: int) -> None:
         problem = self.problems[i]
-        ready = [l for l in sorted(self.waiting[i]) if self.searching[i].isdisjoint(problem.sets[l])]
+        ready = [
+            l for l in sorted(self.waiting[i]) if self.searching[i].isdisjoint(problem.sets[l])
+        ]
         for l in ready:
             self.waiting[i].remove(l)
             parts = prompt_parts(i, problem, l)
             rank = -float(sum(tokens for _, tokens in parts)) if self.policy.ordered else 1.0
             answers = enumerate(problem.aggregation[l])
-            self._start_set(i, [SimSequence((i, l, j), length, parts, rank) for j, length in answers])
+            self._start_set(
+                i, [SimSequence((i, l, j), length, parts, rank) for j, length in answers]
+            )
 
     def _start_set(self, i: int, sequences: list[SimSequence]) -> None:
         e = int(self.demand.argmin()) if self.policy.route else self.owner[i]
@@ -211,7 +236,10 @@ class _EventLoop:
         for _ in range(MAX_MOVES):
             least, most = int(self.demand.argmin()), int(self.demand.argmax())
             gap = float(self.demand[most] - self.demand[least])
-            if self.demand[most] < self.enough or self.demand[least] > MOVE_RATIO * self.demand[most]:
+            if (
+                self.demand[most] < self.enough
+                or self.demand[least] > MOVE_RATIO * self.demand[most]
+            ):
                 return
             self._advance(most)
             chosen: list[SimSequence] = []
@@ -239,22 +267,34 @@ class _ExchangeLoop(_EventLoop):
         )  # least context read by another engine, as of the last exchange applied
         self.ready: list[tuple[int, list[SimSequence]]] = []
         statuses: deque[_Status] = deque()
-        placed: deque[np.ndarray] = deque(maxlen=self.policy.lag)  # tokens by engine that no status shows yet
+        placed: deque[np.ndarray] = deque(
+            maxlen=self.policy.lag
+        )  # tokens by engine that no status shows yet
         while len(self.kept) < self.want:
             for e in range(len(self.engines)):
                 self._run_steps(e)
             self.now = max(engine.now for engine in self.engines)
-            statuses.append(_Status(self.now, np.array([engine.demand() for engine in self.engines]), self.ready))
+            statuses.append(
+                _Status(
+                    self.now, np.array([engine.demand() for engine in self.engines]), self.ready
+                )
+            )
             self.ready = []
             if len(statuses) > self.policy.lag:
-                placed.append(self._apply(statuses.popleft(), sum(placed, np.zeros(len(self.engines)))))
+                placed.append(
+                    self._apply(statuses.popleft(), sum(placed, np.zeros(len(self.engines))))
+                )
         return self._outcome()
 
     def _run_steps(self, e: int) -> None:
         engine, goal = self.engines[e], self.engines[e].steps + (self.policy.exchange or 0)
         while engine.admitted and engine.steps < goal - EPSILON:
             left = goal - engine.steps
-            reached = engine.now + left * engine.step_time() + engine.model.kv * engine.batch * left * left / 2
+            reached = (
+                engine.now
+                + left * engine.step_time()
+                + engine.model.kv * engine.batch * left * left / 2
+            )
             self.just_ended.extend(engine.advance(min(engine.next_event(), reached)))
             while self.just_ended:
                 self._end(self.just_ended.popleft())

@@ -15,13 +15,15 @@ EPSILON = 1e-6  # in steps or tokens: closer than this counts as reached
 class SimSequence:
     """One trace to decode: `length` tokens after a prompt of (name, tokens) parts.
 
-    A part's name identifies its whole prefix, so equal names mean equal keys and values. A lower `rank` is admitted
-    first.
+    A part's name identifies its whole prefix, so equal names mean equal keys and values. A lower
+    `rank` is admitted first.
     """
 
     __slots__ = ("done", "ends_at", "key", "length", "prompt", "prompt_tokens", "rank")
 
-    def __init__(self, key: tuple[Any, ...], length: int, prompt: list[tuple[Any, int]], rank: float = 0.0) -> None:
+    def __init__(
+        self, key: tuple[Any, ...], length: int, prompt: list[tuple[Any, int]], rank: float = 0.0
+    ) -> None:
         self.key, self.length, self.prompt, self.rank = key, length, prompt, rank
         self.prompt_tokens = sum(tokens for _, tokens in prompt)
         self.done = 0.0
@@ -36,9 +38,9 @@ class SimSequence:
 class Engine:
     """Simulates one engine; times in seconds, `steps` counts decoding steps including fractions.
 
-    Prefill is chunked and shares its steps with decoding. A prompt part that a live sequence holds is neither computed
-    nor stored again. When the cache is full, the sequence admitted last is preempted and recomputed later; no other is
-    admitted until a sequence has left.
+    Prefill is chunked and shares its steps with decoding. A prompt part that a live sequence holds
+    is neither computed nor stored again. When the cache is full, the sequence admitted last is
+    preempted and recomputed later; no other is admitted until a sequence has left.
     """
 
     def __init__(self, model: EngineModel, now: float = 0.0) -> None:
@@ -46,20 +48,28 @@ class Engine:
         self.steps = self.busy = self.decoded = self.peak = 0.0
         self.preemptions = 0
         self.waiting: list[tuple[float, int, SimSequence]] = []
-        self.admitted: dict[SimSequence, float] = {}  # tokens to prefill of each, in order of admission
+        self.admitted: dict[
+            SimSequence, float
+        ] = {}  # tokens to prefill of each, in order of admission
         self.prefilling: deque[SimSequence] = deque()
-        self.decoding: list[tuple[float, int, SimSequence]] = []  # a heap; entries whose time is not ends_at are stale
+        self.decoding: list[
+            tuple[float, int, SimSequence]
+        ] = []  # a heap; entries whose time is not ends_at are stale
         self.batch = 0
         self.reads = self.stored = 0.0  # tokens of context read per step, and stored in the cache
         self.prompt_users: Counter[Any] = Counter()
-        self.prefill_steps = self.prefill_cost = 0.0  # of the first prefill: steps left, and seconds it adds to each
+        self.prefill_steps = self.prefill_cost = (
+            0.0  # of the first prefill: steps left, and seconds it adds to each
+        )
         self.full = False  # a sequence was preempted, and none has left since
         self._serial = 0
 
     def add(self, sequence: SimSequence) -> None:
         """Queue a sequence at the engine's current time."""
         if sequence.prompt_tokens + sequence.length > self.model.capacity:
-            raise ValueError(f"{sequence.key}: {sequence.prompt_tokens} + {sequence.length} tokens never fit the cache")
+            raise ValueError(
+                f"{sequence.key}: {sequence.prompt_tokens} + {sequence.length} tokens never fit the cache"
+            )
         self._serial += 1
         heappush(self.waiting, (sequence.rank, self._serial, sequence))
         self._admit()
@@ -141,7 +151,9 @@ class Engine:
             self._release(victim)
             self.full = True
             self._serial += 1
-            heappush(self.waiting, (victim.rank, -self._serial, victim))  # before others of its rank
+            heappush(
+                self.waiting, (victim.rank, -self._serial, victim)
+            )  # before others of its rank
             self.preemptions += 1
         self._admit()
         return ended
@@ -149,7 +161,10 @@ class Engine:
     def _admit(self) -> None:
         while self.waiting and len(self.admitted) < self.model.max_sequences and not self.full:
             sequence = self.waiting[0][2]
-            fresh = sum(tokens for name, tokens in sequence.prompt if name not in self.prompt_users) + sequence.done
+            fresh = (
+                sum(tokens for name, tokens in sequence.prompt if name not in self.prompt_users)
+                + sequence.done
+            )
             if self.stored + fresh > self.model.capacity:
                 return
             heappop(self.waiting)
@@ -170,7 +185,9 @@ class Engine:
             fresh = self.admitted[sequence]
             start = sequence.context - fresh
             self.prefill_steps = fresh / self.model.chunk
-            self.prefill_cost = self.model.prefill_time(start, fresh) / self.prefill_steps if fresh else 0.0
+            self.prefill_cost = (
+                self.model.prefill_time(start, fresh) / self.prefill_steps if fresh else 0.0
+            )
 
     def _decode(self, sequence: SimSequence) -> None:
         self._serial += 1

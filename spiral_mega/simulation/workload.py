@@ -26,11 +26,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Response lengths in tokens: median * exp(problem_sigma * z_problem + trace_sigma * z_trace), truncated at
-    max_tokens.
+    """Response lengths in tokens: median * exp(problem_sigma * z_problem + trace_sigma * z_trace),
+    truncated at max_tokens.
 
-    Traces of one problem share z_problem. Truncated ones form a point mass at max_tokens (9 % at the defaults). Prompts
-    are uniform between `prompt_low` and `prompt_high` tokens.
+    Traces of one problem share z_problem. Truncated ones form a point mass at max_tokens (9 % at
+    the defaults). Prompts are uniform between `prompt_low` and `prompt_high` tokens.
     """
 
     median: float = 1600.0
@@ -85,7 +85,9 @@ def _sample_problem(shape: Shape, lengths: Lengths, rng: np.random.Generator) ->
     search = draw(shape.search_traces)
     sets: list[tuple[int, ...]] = []
     if shape.num_sets:  # GRPO has none
-        sets = sample_sets(shape.search_traces, shape.set_size, shape.num_sets, rng=rng, method=shape.set_design)
+        sets = sample_sets(
+            shape.search_traces, shape.set_size, shape.num_sets, rng=rng, method=shape.set_design
+        )
     aggregation = tuple(draw(shape.aggregation_traces) for _ in sets)
     return SimProblem(prompt, search, tuple(sets), aggregation)
 
@@ -121,17 +123,23 @@ class LanguageModel:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
 
-QWEN3_4B = LanguageModel("Qwen3-4B", params=4.02e9, layers=36, heads=32, kv_heads=8, head_dim=128)  # tied
-QWEN3_8B = LanguageModel("Qwen3-8B", params=8.19e9 - 151936 * 4096, layers=36, heads=32, kv_heads=8, head_dim=128)
+QWEN3_4B = LanguageModel(
+    "Qwen3-4B", params=4.02e9, layers=36, heads=32, kv_heads=8, head_dim=128
+)  # tied
+QWEN3_8B = LanguageModel(
+    "Qwen3-8B", params=8.19e9 - 151936 * 4096, layers=36, heads=32, kv_heads=8, head_dim=128
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """Time of one engine step in seconds, with B sequences decoding, K tokens of context read, and prefill:
+    """Time of one engine step in seconds, with B sequences decoding, K tokens of context read, and
+    prefill:
 
         step + sequence * B + kv * K + (prefill * tokens + pair * attended pairs of those tokens)
 
-    `chunk` tokens are prefilled in a step. `capacity` bounds the tokens in the KV cache, `max_sequences` bounds B.
+    `chunk` tokens are prefilled in a step. `capacity` bounds the tokens in the KV cache,
+    `max_sequences` bounds B.
     """
 
     step: float
@@ -154,23 +162,32 @@ class EngineModel:
     def latency(self, start: float, prefill: float, tokens: float) -> float:
         """Return the time from submission to the last token, alone on an engine that has `start` tokens of prefix."""
         steps = prefill / self.chunk + tokens
-        return self.step * steps + self.prefill_time(start, prefill) + self.decode(start + prefill, tokens)
+        return (
+            self.step * steps
+            + self.prefill_time(start, prefill)
+            + self.decode(start + prefill, tokens)
+        )
 
 
-def engine_model(model: LanguageModel, gpu: Gpu | None = None, tensor_parallel: int = 1) -> EngineModel:
+def engine_model(
+    model: LanguageModel, gpu: Gpu | None = None, tensor_parallel: int = 1
+) -> EngineModel:
     """Derive the constants of an engine on `tensor_parallel` GPUs from FLOPs and bytes.
 
-    A step reads every weight once; a token costs 2 FLOPs per parameter; its attention reads all earlier keys and
-    values, once per sequence (no kernel that reads a shared prefix once is assumed); prefill costs the same 2 FLOPs per
-    parameter and 4 * layers * heads * head_dim FLOPs per (query, key) pair. The sum is conservative: a real step
-    overlaps part of the arithmetic with reading weights.
+    A step reads every weight once; a token costs 2 FLOPs per parameter; its attention reads all
+    earlier keys and values, once per sequence (no kernel that reads a shared prefix once is
+    assumed); prefill costs the same 2 FLOPs per parameter and 4 * layers * heads * head_dim FLOPs
+    per (query, key) pair. The sum is conservative: a real step overlaps part of the arithmetic with
+    reading weights.
     """
     gpu = gpu or Gpu()
     bandwidth = gpu.bandwidth * gpu.bandwidth_share * tensor_parallel
     flops = gpu.flops * gpu.flops_share * tensor_parallel
     reduces = 2 * model.layers * gpu.all_reduce if tensor_parallel > 1 else 0.0
     weights = 2 * model.params
-    capacity = (gpu.memory * gpu.memory_share * tensor_parallel - weights - 4e9) / model.kv_bytes  # 4 GB: activations
+    capacity = (
+        gpu.memory * gpu.memory_share * tensor_parallel - weights - 4e9
+    ) / model.kv_bytes  # 4 GB: activations
     return EngineModel(
         step=weights / bandwidth + gpu.step_overhead + reduces,
         sequence=2 * model.params / flops,

@@ -38,7 +38,9 @@ def best_of_k(scores: Sequence[float], k: int) -> float:
     return math.fsum(score * (math.comb(i, k - 1) / total) for i, score in ranked)
 
 
-def majority_of_k(groups: Sequence[Hashable | None], scores: Sequence[float], ks: Sequence[int]) -> list[float]:
+def majority_of_k(
+    groups: Sequence[Hashable | None], scores: Sequence[float], ks: Sequence[int]
+) -> list[float]:
     """Return the expected score of the majority answer of k samples, for each k of `ks`.
 
     groups[i] is the answer group of sample i, equal for answers that count as the same; None is a
@@ -47,7 +49,9 @@ def majority_of_k(groups: Sequence[Hashable | None], scores: Sequence[float], ks
     mean), so the order of the samples has no influence. Without any vote the score is 0.
     """
     if len(groups) != len(scores):
-        raise ValueError(f"{len(groups)} groups but {len(scores)} scores: give one of each for every sample")
+        raise ValueError(
+            f"{len(groups)} groups but {len(scores)} scores: give one of each for every sample"
+        )
     if len(groups) > MAX_SAMPLES:
         raise ValueError(f"{len(groups)} samples: majority_of_k is exact up to {MAX_SAMPLES}")
     for k in ks:
@@ -80,7 +84,9 @@ def _expected_when_winner_has(
     tied = min(sum(count >= most for count in counts), samples // most)
     ways = np.zeros((tied + 1, samples + 1))
     worth = np.zeros_like(ways)
-    ways[0, : without_answer + 1] = [math.comb(without_answer, j) for j in range(without_answer + 1)]
+    ways[0, : without_answer + 1] = [
+        math.comb(without_answer, j) for j in range(without_answer + 1)
+    ]
     for count, mean in zip(counts, means, strict=True):
         new_ways, new_worth = np.zeros_like(ways), np.zeros_like(worth)
         for votes in range(min(count, most) + 1):
@@ -107,4 +113,6 @@ def _shift(table: np.ndarray, by: int) -> np.ndarray:
 
 def _check_k(samples: int, k: int) -> None:
     if not 1 <= k <= samples:
-        raise ValueError(f"k is {k} with {samples} samples: choose a k between 1 and the number of samples")
+        raise ValueError(
+            f"k is {k} with {samples} samples: choose a k between 1 and the number of samples"
+        )

@@ -30,7 +30,9 @@ def bootstrap_interval(
     return _percentiles(means, level)
 
 
-def paired_difference(ours: Sequence[float], theirs: Sequence[float], seed: int) -> tuple[float, float, float]:
+def paired_difference(
+    ours: Sequence[float], theirs: Sequence[float], seed: int
+) -> tuple[float, float, float]:
     """Return the mean of ours - theirs, over the same problems in the same order, and its bootstrap interval."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     low, high = bootstrap_interval(differences, seed)
@@ -48,7 +50,9 @@ def crossed_interval(
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"values have the shape {array.shape}: give one row a run, with one number for each problem")
+        raise ValueError(
+            f"values have the shape {array.shape}: give one row a run, with one number for each problem"
+        )
     rng = np.random.default_rng(seed)
     runs, problems = array.shape
     means = []
@@ -63,7 +67,11 @@ def mean(values: Sequence[float], seed: int) -> dict[str, Any] | None:
     if not values:
         return None
     low, high = bootstrap_interval(values, derive_seed(seed, "analysis"))
-    return {"value": math.fsum(values) / len(values), "interval": [low, high], "problems": len(values)}
+    return {
+        "value": math.fsum(values) / len(values),
+        "interval": [low, high],
+        "problems": len(values),
+    }
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float], seed: int) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@ COUNTS = ("train/tokens", "optim/microbatches", "optim/skipped", "sampler/masked
 
 
 def combine_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return one value for each metric: the sum of COUNTS, the largest of `*_max`, the mean of all others.
+    """Return one value for each metric: the sum of COUNTS, the largest of `*_max`, the mean of all
+    others.
 
     All updates have the same metrics; without any update there are none.
     """

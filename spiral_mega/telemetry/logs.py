@@ -41,7 +41,9 @@ def setup_logging(rank: int, run_dir: str | Path) -> Path:
         old.close()
     _handlers[:] = [terminal, logging.FileHandler(path, encoding="utf-8")]
     for handler in _handlers:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(name)s: %(message)s"))
+        handler.setFormatter(
+            logging.Formatter(f"%(asctime)s %(levelname)s [rank {rank}] %(name)s: %(message)s")
+        )
         root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger(PACKAGE).setLevel(logging.INFO)
@@ -60,5 +62,7 @@ def warn_once(logger: logging.Logger, message: str, *args: object) -> None:
         logger.warning(message + " (%d times so far)", *args, times, stacklevel=2)
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     logging.getLogger(PACKAGE).critical("uncaught %s", kind.__name__, exc_info=(kind, error, trace))

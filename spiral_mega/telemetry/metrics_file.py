@@ -54,7 +54,9 @@ def encode_record(step: int, seconds: float, metrics: Mapping[str, SupportsFloat
     record: dict[str, Any] = {"step": int(step), "time": seconds}
     for name, value in metrics.items():
         if name in RESERVED:
-            raise ValueError(f"a metric cannot be called {name!r}: every record already has that field")
+            raise ValueError(
+                f"a metric cannot be called {name!r}: every record already has that field"
+            )
         try:
             number = float(value)
         except (TypeError, ValueError) as error:
@@ -67,7 +69,9 @@ def decode_record(line: bytes) -> dict[str, Any] | None:
     """Return the record of one line; None for a line that a killed run left unfinished."""
     try:
         record = json.loads(line)
-        return {name: int(value) if name == "step" else float(value) for name, value in record.items()}
+        return {
+            name: int(value) if name == "step" else float(value) for name, value in record.items()
+        }
     except (ValueError, TypeError, AttributeError):
         return None
 

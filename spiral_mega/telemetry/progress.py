@@ -21,7 +21,10 @@ OTHER_METRICS = (
     *("batch/effective_share", "optim/grad_norm", *TWO_MODEL_METRICS),
     *("sampler/log_ratio_mean", "throughput/tokens_per_s", "time/step"),
 )
-KEY_METRICS = (*(f"{name}/{component}" for name in COMPONENT_METRICS for component in COMPONENTS), *OTHER_METRICS)
+KEY_METRICS = (
+    *(f"{name}/{component}" for name in COMPONENT_METRICS for component in COMPONENTS),
+    *OTHER_METRICS,
+)
 
 
 class ProgressView(Protocol):
@@ -61,7 +64,10 @@ class LineView:
     def show(self, step: int, metrics: dict[str, float]) -> None:
         names = [name for name in KEY_METRICS if name in metrics]
         names += [name for name in metrics if name.startswith("eval/")]
-        words = [f"step={step}/{self._total}", *(f"{name}={format_metric(name, metrics[name])}" for name in names)]
+        words = [
+            f"step={step}/{self._total}",
+            *(f"{name}={format_metric(name, metrics[name])}" for name in names),
+        ]
         left = self._eta.update(step)
         if left is not None:
             words.append(f"eta={format_duration(left)}")
@@ -92,7 +98,9 @@ class TerminalView:
     def show(self, step: int, metrics: dict[str, float]) -> None:
         self._newest.update(metrics)
         left = self._eta.update(step)
-        self._bar.update(self._task, completed=step, left="" if left is None else f"{format_duration(left)} left")
+        self._bar.update(
+            self._task, completed=step, left="" if left is None else f"{format_duration(left)} left"
+        )
         self._live.update(self._view(), refresh=True)
 
     def close(self) -> None:
@@ -106,7 +114,9 @@ class TerminalView:
 
     def _component_table(self) -> Table:
         """One row for each component, one column for each metric that a component has."""
-        prefixes = {name.partition("/")[0] for name in self._newest if name.partition("/")[2] in COMPONENTS}
+        prefixes = {
+            name.partition("/")[0] for name in self._newest if name.partition("/")[2] in COMPONENTS
+        }
         columns = [name for name in COMPONENT_METRICS if name in prefixes]
         table = _table()
         table.add_column("")
@@ -114,7 +124,10 @@ class TerminalView:
             table.add_column(column, justify="right", min_width=8)
         for component in COMPONENTS if columns else ():
             names = [f"{column}/{component}" for column in columns]
-            values = [format_metric(name, self._newest[name]) if name in self._newest else "" for name in names]
+            values = [
+                format_metric(name, self._newest[name]) if name in self._newest else ""
+                for name in names
+            ]
             table.add_row(component, *values)
         return table
 

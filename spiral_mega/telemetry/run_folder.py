@@ -35,7 +35,9 @@ def locked_folder(folder: Path, runtime: Runtime) -> Iterator[None]:
             lock = (folder / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = f"run.dir {folder} is in use by another run: wait for it, or choose another folder"
+            problem = (
+                f"run.dir {folder} is in use by another run: wait for it, or choose another folder"
+            )
         except OSError as error:
             problem = f"run.dir {folder} cannot be used ({error.strerror}): choose another folder"
     try:
@@ -85,4 +87,6 @@ def archive_previous(folder: Path) -> None:
     target.mkdir(parents=True)
     for path in found:
         path.rename(target / path.name)
-    log.warning("this run starts from step 0: the records of an earlier start were moved to %s", target)
+    log.warning(
+        "this run starts from step 0: the records of an earlier start were moved to %s", target
+    )

@@ -55,7 +55,10 @@ class Telemetry:
         run_dir = Path(run_dir)
         self._file = MetricsFile(run_dir / METRICS_NAME)
         settings = {"project": config.wandb, "run_name": run_name, "config": resolved_config}
-        for name, wanted in (("wandb", config.wandb is not None), ("tensorboard", config.tensorboard)):
+        for name, wanted in (
+            ("wandb", config.wandb is not None),
+            ("tensorboard", config.tensorboard),
+        ):
             if wanted:
                 self._trackers.append(TrackerProcess(name, run_dir, settings, close_timeout_s))
         self._view = progress_view(total_steps, run_name)
@@ -102,6 +105,9 @@ class Telemetry:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close(failed=kind is not None)

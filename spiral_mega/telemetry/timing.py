@@ -49,7 +49,9 @@ def memory_metrics() -> dict[str, float]:
     import torch
 
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    metrics = {"memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
+    metrics = {
+        "memory/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+    }
     if torch.cuda.is_available():
         metrics["memory/peak_cuda_gib"] = torch.cuda.max_memory_allocated() / GIB
         metrics["memory/peak_cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB

@@ -69,9 +69,14 @@ def write_traces(path: Path, episodes: Sequence[Episode]) -> None:
     write_rows(path, episodes, episode_row, EPISODE)
 
 
-def write_rows(path: Path, items: Sequence[T], row: Callable[[T], dict[str, Any]], schema: pa.Schema) -> None:
+def write_rows(
+    path: Path, items: Sequence[T], row: Callable[[T], dict[str, Any]], schema: pa.Schema
+) -> None:
     """Write one `row` for each item, atomically."""
-    with atomic_path(path) as hidden, pq.ParquetWriter(hidden, schema, compression="zstd") as writer:
+    with (
+        atomic_path(path) as hidden,
+        pq.ParquetWriter(hidden, schema, compression="zstd") as writer,
+    ):
         for start in range(0, len(items), EPISODES_PER_ROW_GROUP):
             rows = [row(item) for item in items[start : start + EPISODES_PER_ROW_GROUP]]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -96,13 +101,17 @@ def episode_from_row(row: dict[str, Any], prompts: Sequence[list[int]] | None = 
     out; without them they are empty.
     """
     messages = tuple(dict(message) for message in row["messages"])
-    problem = Problem(row["problem_id"], messages, tuple(row["answer"]), row["verifier"], row["source"])
+    problem = Problem(
+        row["problem_id"], messages, tuple(row["answer"]), row["verifier"], row["source"]
+    )
     sets = [tuple(members) for members in row["sets"]]
     episode = Episode(problem, row["step"], [], sets, index=row["index"])
     answered = any(each["set_index"] is not None for each in row["traces"])
     episode.aggregation = [[] for _ in episode.sets] if answered else []
     for each in row["traces"]:
-        values = {name: value for name, value in each.items() if name not in ("prompt_length", "length")}
+        values = {
+            name: value for name, value in each.items() if name not in ("prompt_length", "length")
+        }
         values["observation_spans"] = [(start, stop) for start, stop in values["observation_spans"]]
         set_index = values["set_index"]
         prompt = [] if prompts is None else prompts[0 if set_index is None else set_index + 1]

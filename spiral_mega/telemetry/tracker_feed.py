@@ -83,10 +83,14 @@ def send(tracker: Tracker, path: Path, offset: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tracker", choices=sorted(TRACKERS), help="tracker to feed")
     parser.add_argument("run_dir", type=Path, help="folder of the run")
-    parser.add_argument("--grace-s", type=float, default=600.0, help="seconds to finish after the end of the run")
+    parser.add_argument(
+        "--grace-s", type=float, default=600.0, help="seconds to finish after the end of the run"
+    )
     args = parser.parse_args()
     os.nice(5)
     # A scheduler signals every process of the job; this one continues until the trainer has written

@@ -87,7 +87,8 @@ class TrackerProcess:
 
     def _warn(self, reason: str) -> None:
         log.warning(
-            "%s stopped: %s (see %s). Training and metrics.jsonl continue; %s catches up when the run resumes.",
+            "%s stopped: %s (see %s). Training and metrics.jsonl continue; %s catches up when the "
+            "run resumes.",
             self.name,
             reason,
             self._log_path,

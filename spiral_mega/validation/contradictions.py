@@ -82,10 +82,14 @@ def _response_lengths(config: Config) -> Iterator[str]:
 def _aggregation_prompt(config: Config, largest_set: int) -> Iterator[str]:
     """Check that `largest_set` traces as prompts.view shows them, with problem and response, fit the context."""
     sampling = config.rollout.sampling
-    shown_tokens = {"whole": sampling.max_response_tokens, "tail": config.prompts.tail_tokens}.get(config.prompts.view)
+    shown_tokens = {"whole": sampling.max_response_tokens, "tail": config.prompts.tail_tokens}.get(
+        config.prompts.view
+    )
     if shown_tokens is None:  # the length of an answer alone has no bound to check
         return
-    longest = config.data.max_prompt_tokens + largest_set * shown_tokens + sampling.max_response_tokens
+    longest = (
+        config.data.max_prompt_tokens + largest_set * shown_tokens + sampling.max_response_tokens
+    )
     if longest > sampling.max_context_tokens:
         yield (
             f"an aggregation prompt may show {largest_set} traces (algorithm.set_size) of "
@@ -111,7 +115,9 @@ def _engine(config: Config) -> Iterator[str]:
 
 def _sync(config: Config) -> Iterator[str]:
     adapted = all(each.model.lora is not None for each in model_configs(config).values())
-    if config.rollout.sync.lora == "adapter" and not (adapted and config.rollout.engine.name == "vllm"):
+    if config.rollout.sync.lora == "adapter" and not (
+        adapted and config.rollout.engine.name == "vllm"
+    ):
         yield (
             "rollout.sync.lora is 'adapter', which needs model.lora and rollout.engine.name=vllm: "
             "set both, or rollout.sync.lora=merge"
@@ -158,7 +164,10 @@ def _two_models(config: Config, two_models: TwoModelsConfig, objective: Objectiv
         )
     if two_models.aggregation_optimizer is not None and two_models.frozen == "aggregation":
         yield "two_models.aggregation_optimizer is set, but two_models.frozen is 'aggregation': leave one of them out"
-    if two_models.aggregation_model is not None and two_models.aggregation_model.tokenizer is not None:
+    if (
+        two_models.aggregation_model is not None
+        and two_models.aggregation_model.tokenizer is not None
+    ):
         yield (
             "two_models.aggregation_model.tokenizer is "
             f"{two_models.aggregation_model.tokenizer!r}, but both models read and write the "
@@ -166,7 +175,9 @@ def _two_models(config: Config, two_models: TwoModelsConfig, objective: Objectiv
         )
 
 
-def _untrained_models(config: Config, two_models: TwoModelsConfig, objective: Objective) -> Iterator[str]:
+def _untrained_models(
+    config: Config, two_models: TwoModelsConfig, objective: Objective
+) -> Iterator[str]:
     """Check that the objective trains traces of every model that is not frozen."""
     configs = model_configs(config)
     trained = {model_for(component, configs) for component in objective.components}
@@ -175,7 +186,10 @@ def _untrained_models(config: Config, two_models: TwoModelsConfig, objective: Ob
             continue
         frozen, remedy = "", f"set two_models.frozen={model}, or choose another objective"
         if two_models.frozen:
-            frozen, remedy = f" where two_models.frozen is {two_models.frozen!r}", "choose another objective"
+            frozen, remedy = (
+                f" where two_models.frozen is {two_models.frozen!r}",
+                "choose another objective",
+            )
         yield (
             f"algorithm.objective {config.algorithm.objective!r} trains no {model} traces{frozen}, "
             f"so that the {model} model of two_models would never be trained: {remedy}"
@@ -215,7 +229,12 @@ def _data(config: Config) -> Iterator[str]:
     algorithm = config.algorithm
     if config.data.eval:  # held-out problems are always aggregated, whatever the objective
         try:
-            check_design(algorithm.search_traces, algorithm.set_size, algorithm.num_sets, algorithm.set_design)
+            check_design(
+                algorithm.search_traces,
+                algorithm.set_size,
+                algorithm.num_sets,
+                algorithm.set_design,
+            )
         except ValueError as error:
             yield f"data.eval needs sets of search traces: {error}"
     for source in (*config.data.train, *config.data.eval):

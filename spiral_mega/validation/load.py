@@ -61,9 +61,18 @@ def _apply(overrides: Sequence[str], config: DictConfig, source: str) -> Any:
     try:
         for override in overrides:
             key, _, value = override.partition("=")
-            OmegaConf.update(config, key, OmegaConf.from_dotlist([f"value={value}"])["value"], merge=True)
+            OmegaConf.update(
+                config, key, OmegaConf.from_dotlist([f"value={value}"])["value"], merge=True
+            )
         return OmegaConf.to_container(config, resolve=True)
-    except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError, IndexError, AssertionError) as error:
+    except (
+        OmegaConfBaseException,
+        yaml.YAMLError,
+        TypeError,
+        ValueError,
+        IndexError,
+        AssertionError,
+    ) as error:
         raise ConfigError(f"{source} with overrides {list(overrides)}: {error}") from error
 
 
@@ -73,7 +82,9 @@ def _config_error(source: str, problems: Sequence[str]) -> ConfigError:
 
 def _resolve_harnesses(config: Config) -> Config:
     """Fill in the defaults of every entry of `eval.harnesses`. Raises ConfigError for a wrong entry."""
-    harnesses = [harness.model_dump(mode="json") for harness in read_harnesses(config.eval.harnesses)]
+    harnesses = [
+        harness.model_dump(mode="json") for harness in read_harnesses(config.eval.harnesses)
+    ]
     evaluation = config.eval.model_copy(update={"harnesses": harnesses})
     return config.model_copy(update={"eval": evaluation})
 
@@ -91,7 +102,9 @@ def _read_yaml(path: Path, parents: tuple[Path, ...]) -> DictConfig:
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException, AssertionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold sections (run:, model:, ...), not {type(values).__name__}")
+        raise ConfigError(
+            f"{path} must hold sections (run:, model:, ...), not {type(values).__name__}"
+        )
     includes = _includes(values.pop("include", []), path)
     bases = [_read_yaml(path.parent / name, (*parents, path)) for name in includes]
     try:
@@ -105,5 +118,7 @@ def _read_yaml(path: Path, parents: tuple[Path, ...]) -> DictConfig:
 def _includes(value: Any, path: Path) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{path}: include must be a file name or a list of file names, not {names!r}")
+        raise ConfigError(
+            f"{path}: include must be a file name or a list of file names, not {names!r}"
+        )
     return names

@@ -57,9 +57,9 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_new_file_is_a_recipe_with_options_of_its_own(config_file: Path) -> None:
     objective = make_objective(load_config(config_file).algorithm)
     assert objective.gradient_scales() == {SEARCH: 2.5}
-    assert make_objective(load_config(config_file, ["algorithm.options.bonus=3.0"]).algorithm).gradient_scales() == {
-        SEARCH: 3.0
-    }
+    assert make_objective(
+        load_config(config_file, ["algorithm.options.bonus=3.0"]).algorithm
+    ).gradient_scales() == {SEARCH: 3.0}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,9 @@ def test_a_new_file_is_a_recipe_with_options_of_its_own(config_file: Path) -> No
         ("algorithm.objective=constant", ["'constant'", "constant_credit", "spiral"]),
     ],
 )
-def test_its_options_are_read_as_strictly_as_the_rest(config_file: Path, override: str, words: list[str]) -> None:
+def test_its_options_are_read_as_strictly_as_the_rest(
+    config_file: Path, override: str, words: list[str]
+) -> None:
     with pytest.raises(ConfigError) as error:
         load_config(config_file, [override])
     assert all(word in str(error.value) for word in words), str(error.value)

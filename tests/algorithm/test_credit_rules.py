@@ -48,7 +48,13 @@ def problems(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     sets = sample_sets(n_traces, size, k, rng=rng, method=method)
     per_set = draw(st.integers(1, 4))
-    rewards = draw(st.lists(st.lists(st.integers(-80, 80), min_size=per_set, max_size=per_set), min_size=k, max_size=k))
+    rewards = draw(
+        st.lists(
+            st.lists(st.integers(-80, 80), min_size=per_set, max_size=per_set),
+            min_size=k,
+            max_size=k,
+        )
+    )
     return n_traces, sets, np.array(rewards) / 8, rng
 
 
@@ -61,8 +67,12 @@ def test_credit_equals_the_definition_in_fractions(problem):
     baseline = sum(scores) / len(scores)
     search, aggregation = spiral_advantages(sets, rewards, n_traces)
     for trace in range(n_traces):
-        held = [score - baseline for score, chosen in zip(scores, sets, strict=True) if trace in chosen]
-        assert search[trace] == pytest.approx(float(sum(held) / len(held)) if held else 0.0, abs=1e-12)
+        held = [
+            score - baseline for score, chosen in zip(scores, sets, strict=True) if trace in chosen
+        ]
+        assert search[trace] == pytest.approx(
+            float(sum(held) / len(held)) if held else 0.0, abs=1e-12
+        )
     for row, score, given_credit in zip(exact, scores, aggregation, strict=True):
         assert given_credit == pytest.approx([float(reward - score) for reward in row], abs=1e-12)
 
@@ -128,13 +138,19 @@ def test_equal_rewards_give_exactly_no_credit(value, normalize):
     ("call", "message"),
     [
         (lambda: set_scores([1.0, 0.0]), r"rewards has shape \(2,\): it must have 2 dimension"),
-        (lambda: set_scores([[1.0], [0.0, 1.0]]), r"rewards must be numbers in rows of equal length"),
+        (
+            lambda: set_scores([[1.0], [0.0, 1.0]]),
+            r"rewards must be numbers in rows of equal length",
+        ),
         (lambda: set_scores(np.zeros((0, 3))), r"rewards has shape \(0, 3\)"),
         (lambda: aggregation_advantages([[1.0, float("nan")]]), r"rewards holds nan at \[0, 1\]"),
         (lambda: group_advantages([0.0, float("inf")]), r"rewards holds inf at \[1\]"),
         (lambda: group_advantages([]), r"rewards has shape \(0,\)"),
         (lambda: marginal_set_advantages([(0, 1)], [1.0, 2.0], 2), r"1 sets and 2 scores"),
-        (lambda: marginal_set_advantages([(0, 2)], [1.0], 2), r"set \(0, 2\) must hold distinct traces of 0..1"),
+        (
+            lambda: marginal_set_advantages([(0, 2)], [1.0], 2),
+            r"set \(0, 2\) must hold distinct traces of 0..1",
+        ),
         (lambda: marginal_set_advantages([(0, -1)], [1.0], 2), r"set \(0, -1\)"),
         (lambda: marginal_set_advantages([(1, 1)], [1.0], 2), r"set \(1, 1\)"),
         (lambda: marginal_set_advantages([()], [1.0], 2), r"set \(\)"),
@@ -158,7 +174,9 @@ def test_malformed_inputs_are_refused(call, message):
         (0.5, 10**9, None, 0.5),
     ],
 )
-def test_length_gate_takes_only_positive_credit_beyond_the_target(advantage, length, target, expected):
+def test_length_gate_takes_only_positive_credit_beyond_the_target(
+    advantage, length, target, expected
+):
     given_credit = np.array([advantage, -1.0])
     assert gate_advantages(given_credit, [length, 1], target).tolist() == [expected, -1.0]
     # The result is the caller's own, gate or none.

@@ -60,6 +60,8 @@ def test_a_frozen_model_gets_no_credit_and_the_other_keeps_its_own(frozen, train
 
 def test_phi_writes_the_answers_of_every_level():
     options = {"levels": [{"set_size": 2, "num_sets": 4}, {"set_size": 2, "num_sets": 3}]}
-    components = make_objective(algorithm(objective="recursive", options=options, search_traces=8)).components
+    components = make_objective(
+        algorithm(objective="recursive", options=options, search_traces=8)
+    ).components
     assert len(components) == 3
     assert [model_for(each, BOTH) for each in components] == [SEARCH, AGGREGATION, AGGREGATION]

@@ -35,13 +35,20 @@ def voted(*chosen):
     answers = [ANSWER[y] for y in chosen]
     most = max(map(answers.count, answers))
     means = {
-        a: sum(REWARD[y] for y in chosen if ANSWER[y] == a) / most for a in set(answers) if answers.count(a) == most
+        a: sum(REWARD[y] for y in chosen if ANSWER[y] == a) / most
+        for a in set(answers)
+        if answers.count(a) == most
     }
     return sum(means.values()) / len(means)
 
 
 def colourful(*chosen):
-    return sum(REWARD[y] for y in chosen) / len(chosen) * len({ANSWER[y] for y in chosen}) / len(chosen)
+    return (
+        sum(REWARD[y] for y in chosen)
+        / len(chosen)
+        * len({ANSWER[y] for y in chosen})
+        / len(chosen)
+    )
 
 
 def colourful_texts(*chosen):
@@ -98,7 +105,9 @@ def test_group_recipes_climb_the_mean_reward_at_their_scales(objective, scale):
     config = algorithm(objective=objective, search_traces=4)
     truth = finite_differences(mean_reward)
     assert make_objective(config).gradient_scales() == {SEARCH: scale}
-    np.testing.assert_allclose(-expected_gradient(config, outcomes(config, SINGLE)), scale * truth, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        -expected_gradient(config, outcomes(config, SINGLE)), scale * truth, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
@@ -107,11 +116,15 @@ def test_the_deviation_scales_a_problems_update_by_how_hard_it_is(p):
     is sqrt(k (N - k)), so E[update] is the gradient p (1 - p) times a factor of p: no single scale fits all problems.
     """
     n = 6
-    expected = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) * math.sqrt(k * (n - k)) for k in range(n + 1))
+    expected = sum(
+        math.comb(n, k) * p**k * (1 - p) ** (n - k) * math.sqrt(k * (n - k)) for k in range(n + 1)
+    )
     update = 0.0
     for rewards in itertools.product([0.0, 1.0], repeat=n):
         chance = math.prod(p if reward else 1 - p for reward in rewards)
-        update += chance * sum(a * (r - p) for a, r in zip(group_advantages(rewards, True), rewards, strict=True))
+        update += chance * sum(
+            a * (r - p) for a, r in zip(group_advantages(rewards, True), rewards, strict=True)
+        )
     assert update == pytest.approx(expected, rel=1e-12)
     assert update / (p * (1 - p)) > 5  # the scale without the deviation is N - 1 = 5
 
@@ -131,7 +144,9 @@ def test_separate_teaches_search_to_be_right_and_aggregation_to_use_what_it_gets
 @pytest.mark.parametrize("weights", ["paper", "unbiased"])
 def test_aggregation_only_has_no_gradient_through_search(weights):
     config = algorithm(objective="aggregation_only", component_weights=weights)
-    truth = finite_differences(lambda theta: spiral_goal(THETA, theta)) * (2 if weights == "paper" else 1)
+    truth = finite_differences(lambda theta: spiral_goal(THETA, theta)) * (
+        2 if weights == "paper" else 1
+    )
     gradient = expected_gradient(config, outcomes(config, draws(config)))
     np.testing.assert_allclose(-gradient, truth, rtol=0, atol=1e-9)
 
@@ -151,7 +166,9 @@ def test_a_score_that_cannot_serve_is_refused_at_the_start(score, message):
 def test_a_score_that_fails_is_named_with_its_problem():
     config = algorithm(objective="custom", options={"score": f"{__name__}:fails"})
     _, episode, _ = next(outcomes(config, draws(config)))
-    with pytest.raises(ValueError, match=r"fails failed on a set of problem p \(RuntimeError: no score today\)"):
+    with pytest.raises(
+        ValueError, match=r"fails failed on a set of problem p \(RuntimeError: no score today\)"
+    ):
         make_objective(config).assign_credit(episode)
 
 
@@ -179,5 +196,7 @@ def test_traces_without_an_answer_have_no_vote():
         episode.search, ["<think> endless", "<think> too", "\\boxed{7}"], [1, 1, 0], strict=True
     ):
         trace.text, trace.reward = text, float(reward)
-    make_objective(config).assign_credit(episode)  # sets (0, 1): no vote; (0, 2), (1, 2): the 7, which is wrong
+    make_objective(config).assign_credit(
+        episode
+    )  # sets (0, 1): no vote; (0, 2), (1, 2): the 7, which is wrong
     assert [trace.advantage for trace in episode.search] == [0.0, 0.0, 0.0]

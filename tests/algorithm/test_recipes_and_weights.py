@@ -6,7 +6,12 @@ import pytest
 
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.algorithm.sets import gradient_scale
-from spiral_mega.algorithm.weighting import ComponentTotals, component_totals, make_weighting, training_sequences
+from spiral_mega.algorithm.weighting import (
+    ComponentTotals,
+    component_totals,
+    make_weighting,
+    training_sequences,
+)
 from spiral_mega.config.model_set import DEFAULT_MODEL
 from spiral_mega.config.schema import AlgorithmConfig
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
@@ -14,7 +19,9 @@ from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 def trace(component, index, length, reward, set_index=None):
     ids = list(range(length))
-    return Trace(component, index, [1], ids, [-1.0] * length, "stop", "", set_index=set_index, reward=reward)
+    return Trace(
+        component, index, [1], ids, [-1.0] * length, "stop", "", set_index=set_index, reward=reward
+    )
 
 
 def episode(search, sets=(), rewards=(), lengths=None, name="p", index=0):
@@ -35,7 +42,14 @@ def episode(search, sets=(), rewards=(), lengths=None, name="p", index=0):
 
 def algorithm(**changes):
     return AlgorithmConfig(
-        **{"search_traces": 3, "set_size": 2, "num_sets": 2, "aggregation_traces": 2, "target_length": 4, **changes}
+        **{
+            "search_traces": 3,
+            "set_size": 2,
+            "num_sets": 2,
+            "aggregation_traces": 2,
+            "target_length": 4,
+            **changes,
+        }
     )
 
 
@@ -43,12 +57,18 @@ def test_spiral_credits_search_by_sets_and_aggregation_by_reward_and_gates_each_
     # f = (1, 0.5), baseline 0.75: sets at +0.25 and -0.25; trace 0 is in the first, 1 in both, 2 in the second.
     one = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.5, 0.5], [1.0, 0.0]], lengths=[[9, 9], [4, 9]])
     make_objective(algorithm()).assign_credit(one)
-    assert [(t.advantage, t.gated) for t in one.search] == [(0.0, True), (0.0, False), (-0.25, False)]
+    assert [(t.advantage, t.gated) for t in one.search] == [
+        (0.0, True),
+        (0.0, False),
+        (-0.25, False),
+    ]
     assert [[(t.advantage, t.gated) for t in group] for group in one.aggregation] == [
         [(0.0, True), (-0.5, False)],
         [(0.5, False), (-0.5, False)],
     ]
-    ungated = episode([5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]], lengths=[[9, 9], [9, 9]])
+    ungated = episode(
+        [5, 5, 5], [(0, 1), (1, 2)], [[1.0, 1.0], [1.0, 0.0]], lengths=[[9, 9], [9, 9]]
+    )
     make_objective(algorithm(target_length=None)).assign_credit(ungated)
     assert [t.advantage for t in ungated.search] == [0.25, 0.0, -0.25]
     assert ungated.aggregation[1][0].advantage == 0.5
@@ -79,15 +99,23 @@ def test_grpo_credits_search_traces_by_their_own_rewards():
     for each, reward in zip(one.search, [0.0, 1.0, 0.5], strict=True):
         each.reward = reward
     objective.assign_credit(one)
-    assert [(t.advantage, t.gated) for t in one.search] == [(-0.5, False), (0.0, True), (0.0, False)]
-    make_objective(algorithm(objective="grpo", target_length=None, options={"normalize_std": True})).assign_credit(one)
+    assert [(t.advantage, t.gated) for t in one.search] == [
+        (-0.5, False),
+        (0.0, True),
+        (0.0, False),
+    ]
+    make_objective(
+        algorithm(objective="grpo", target_length=None, options={"normalize_std": True})
+    ).assign_credit(one)
     assert [t.advantage for t in one.search] == pytest.approx([-(1.5**0.5), 1.5**0.5, 0.0])
     assert (objective.plan.levels, objective.components) == ((), (SEARCH,))
 
 
 @pytest.mark.parametrize("name", ["nonsense", "../spiral", "", "spiral.build", "__init__"])
 def test_unknown_objectives_are_refused_with_the_known_ones(name):
-    with pytest.raises(ValueError, match=r"algorithm.objective is .*: use one of aggregation_only, .*spiral"):
+    with pytest.raises(
+        ValueError, match=r"algorithm.objective is .*: use one of aggregation_only, .*spiral"
+    ):
         make_objective(algorithm(objective=name))
 
 
@@ -116,13 +144,19 @@ def sequences_of(episodes, models=(DEFAULT_MODEL,), *, include_ineffective=False
         objective.assign_credit(each)
     totals = component_totals(episodes, objective.components)
     weighting = make_weighting(config, objective)
-    return training_sequences(episodes, weighting, totals, models, include_ineffective=include_ineffective)
+    return training_sequences(
+        episodes, weighting, totals, models, include_ineffective=include_ineffective
+    )
 
 
 def test_effective_traces_become_sequences_with_their_credit_and_weight():
     episodes = batch()
     (sequences,) = sequences_of(episodes).values()
-    traces = {(index, i): trace for index, each in enumerate(episodes) for i, trace in enumerate(each.traces())}
+    traces = {
+        (index, i): trace
+        for index, each in enumerate(episodes)
+        for i, trace in enumerate(each.traces())
+    }
     effective = {key: trace for key, trace in traces.items() if trace.effective}
     assert 0 < len(effective) < len(traces)
     assert {tuple(each.key): (each.advantage, each.weight) for each in sequences} == {
@@ -150,8 +184,14 @@ def test_each_model_gets_the_traces_that_it_wrote():
 
 
 def test_totals_count_problems_traces_and_tokens():
-    assert component_totals(batch(), (SEARCH, AGGREGATION)) == {SEARCH: (2, 6, 21), AGGREGATION: (2, 8, 84)}
-    assert component_totals([], (SEARCH, AGGREGATION)) == {SEARCH: (0, 0, 0), AGGREGATION: (0, 0, 0)}
+    assert component_totals(batch(), (SEARCH, AGGREGATION)) == {
+        SEARCH: (2, 6, 21),
+        AGGREGATION: (2, 8, 84),
+    }
+    assert component_totals([], (SEARCH, AGGREGATION)) == {
+        SEARCH: (0, 0, 0),
+        AGGREGATION: (0, 0, 0),
+    }
 
 
 def test_problems_count_for_a_component_that_they_have_no_trace_of():
@@ -191,7 +231,9 @@ def test_weights_do_not_depend_on_how_the_batch_lies_on_ranks(reduction):
     ranks = [[batch()[0]], [], [batch()[1]]]
     local = [component_totals(rank, objective.components) for rank in ranks]
     summed = {
-        name: ComponentTotals(*(sum(column) for column in zip(*(each[name] for each in local), strict=True)))
+        name: ComponentTotals(
+            *(sum(column) for column in zip(*(each[name] for each in local), strict=True))
+        )
         for name in objective.components
     }
     weighting = make_weighting(config, objective)
@@ -200,13 +242,20 @@ def test_weights_do_not_depend_on_how_the_batch_lies_on_ranks(reduction):
 
 
 def test_paper_weights_are_one():
-    assert make_weighting(algorithm(), make_objective(algorithm())).weights == {SEARCH: 1.0, AGGREGATION: 1.0}
+    assert make_weighting(algorithm(), make_objective(algorithm())).weights == {
+        SEARCH: 1.0,
+        AGGREGATION: 1.0,
+    }
 
 
 @pytest.mark.parametrize("design", ["uniform", "ordered", "balanced"])
 def test_unbiased_weights_divide_by_the_scales(design):
     config = algorithm(
-        search_traces=4, num_sets=4, aggregation_traces=3, set_design=design, component_weights="unbiased"
+        search_traces=4,
+        num_sets=4,
+        aggregation_traces=3,
+        set_design=design,
+        component_weights="unbiased",
     )
     weights = make_weighting(config, make_objective(config)).weights
     scale = gradient_scale(4, 2, 4, design)
@@ -251,7 +300,10 @@ def test_unbiased_weights_that_do_not_exist_are_refused(changes, message):
     ],
 )
 def test_values_by_component_must_name_the_objectives_components(key, objective, names):
-    config = algorithm(objective=objective, **{key: dict.fromkeys(names, 1.0 if key == "component_weights" else "sum")})
+    config = algorithm(
+        objective=objective,
+        **{key: dict.fromkeys(names, 1.0 if key == "component_weights" else "sum")},
+    )
     with pytest.raises(ValueError, match=rf"algorithm.{key} names .*give a value for each of \['"):
         make_weighting(config, make_objective(config))
 

@@ -66,7 +66,11 @@ RECIPES = {
     "polychromic": (of_sets(colourful, 2), SETS),
     "custom": (
         of_sets(by_order, 2),
-        {**SETS, "set_design": "ordered", "options": {"score": "tests.algorithm.test_recipe_gradients:users_score"}},
+        {
+            **SETS,
+            "set_design": "ordered",
+            "options": {"score": "tests.algorithm.test_recipe_gradients:users_score"},
+        },
     ),
 }
 RECIPES |= {

@@ -52,10 +52,13 @@ def at_states(value):
 def expected_update(entropy_bonus=0.0, **kl_changes):
     """-gradient of the expected loss of responses without credit, each weighted by its probability."""
     config = AlgorithmConfig(
-        entropy_bonus=entropy_bonus, kl=KlConfig(coefficient=BETA, **kl_changes) if kl_changes else None
+        entropy_bonus=entropy_bonus,
+        kl=KlConfig(coefficient=BETA, **kl_changes) if kl_changes else None,
     )
     sequences = [
-        TrainingSequence(SequenceKey(0, i), [0], list(y), [0.0] * len(y), 0.0, probability(y, THETA))
+        TrainingSequence(
+            SequenceKey(0, i), [0], list(y), [0.0] * len(y), 0.0, probability(y, THETA)
+        )
         for i, y in enumerate(RESPONSES)
     ]
     batch = pack(sequences)
@@ -104,7 +107,8 @@ def test_k2_and_k3_as_rewards_leave_out_their_own_gradient(estimator):
 
     def goal(theta):
         return -BETA * sum(
-            probability(y, theta) * sum(k(token, position) for position, token in enumerate(y)) for y in RESPONSES
+            probability(y, theta) * sum(k(token, position) for position, token in enumerate(y))
+            for y in RESPONSES
         )
 
     update = expected_update(estimator=estimator, apply="reward")
@@ -128,7 +132,9 @@ def test_k1_as_a_loss_has_no_gradient_and_is_refused():
     unchecked = KlConfig.model_construct(coefficient=1.0, estimator="k1", apply="loss")
     logprobs = torch.tensor(math.log(0.3), dtype=torch.float64, requires_grad=True)
     other = torch.log1p(-logprobs.exp())
-    terms = [Regularizers(0.0, unchecked).penalty(lp, lp, torch.tensor(-1.0)) for lp in (logprobs, other)]
+    terms = [
+        Regularizers(0.0, unchecked).penalty(lp, lp, torch.tensor(-1.0)) for lp in (logprobs, other)
+    ]
     (0.3 * terms[0] + 0.7 * terms[1]).backward()
     assert float(logprobs.grad) == pytest.approx(0, abs=1e-12)
 
@@ -150,7 +156,9 @@ def test_the_kl_estimators_agree_with_the_divergence_on_average():
     p, q = torch.tensor([0.2, 0.5, 0.3]).double(), torch.tensor([0.4, 0.4, 0.2]).double()
     truth = float((p * (p / q).log()).sum())
     for estimator in ("k1", "k3"):
-        assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(truth, rel=1e-12)
+        assert float((p * kl_estimate(p.log(), q.log(), estimator)).sum()) == pytest.approx(
+            truth, rel=1e-12
+        )
     assert (kl_estimate(p.log(), q.log(), "k3") >= 0).all()
 
 

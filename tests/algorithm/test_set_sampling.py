@@ -33,7 +33,9 @@ def assert_uniform(counts: Counter, outcomes: set, draws: int) -> None:
 
 def draw_counts(n_traces: int, size: int, k: int, method: SetDesign, draws: int) -> Counter:
     rng = np.random.default_rng(7)
-    return Counter(tuple(sample_sets(n_traces, size, k, rng=rng, method=method)) for _ in range(draws))
+    return Counter(
+        tuple(sample_sets(n_traces, size, k, rng=rng, method=method)) for _ in range(draws)
+    )
 
 
 @pytest.mark.parametrize("method", ["uniform", "ordered"])
@@ -51,11 +53,17 @@ def partitions(n_traces: int, size: int) -> set[frozenset]:
     return {frozenset(tuple(sorted(order[i : i + size])) for i in cut) for order in orders}
 
 
-@pytest.mark.parametrize(("n_traces", "size", "rounds"), [(4, 2, 1), (4, 2, 2), (6, 2, 1), (6, 3, 2), (6, 2, 2)])
-def test_balanced_draws_every_collection_of_distinct_partitions_equally_often(n_traces, size, rounds):
+@pytest.mark.parametrize(
+    ("n_traces", "size", "rounds"), [(4, 2, 1), (4, 2, 2), (6, 2, 1), (6, 3, 2), (6, 2, 2)]
+)
+def test_balanced_draws_every_collection_of_distinct_partitions_equally_often(
+    n_traces, size, rounds
+):
     whole = itertools.combinations(partitions(n_traces, size), rounds)
     # Two partitions without a common set: every first one leaves equally many, so all pairs are equally likely.
-    outcomes = {frozenset.union(*chosen) for chosen in whole if rounds != 2 or not chosen[0] & chosen[1]}
+    outcomes = {
+        frozenset.union(*chosen) for chosen in whole if rounds != 2 or not chosen[0] & chosen[1]
+    }
     k = rounds * n_traces // size
     draws = 4000
     counts = Counter()
@@ -95,7 +103,9 @@ def test_random_order_is_any_order_of_each_set_alike_and_of_the_same_sets():
 
 
 def valid_designs():
-    return st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.sampled_from(METHODS))
+    return st.tuples(
+        st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.sampled_from(METHODS)
+    )
 
 
 @given(valid_designs(), st.integers(0, 2**32))
@@ -159,11 +169,15 @@ def test_populations_beyond_64_bits_are_sampled_evenly(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_sets(method):
-    first, again = (sample_sets(8, 4, 4, rng=np.random.default_rng(11), method=method) for _ in range(2))
+    first, again = (
+        sample_sets(8, 4, 4, rng=np.random.default_rng(11), method=method) for _ in range(2)
+    )
     assert first == again
 
 
-@pytest.mark.parametrize("design", [(4, 2, 1), (4, 2, 2), (4, 2, 4), (5, 3, 2), (4, 1, 3), (3, 3, 1), (5, 4, 2)])
+@pytest.mark.parametrize(
+    "design", [(4, 2, 1), (4, 2, 2), (4, 2, 4), (5, 3, 2), (4, 1, 3), (3, 3, 1), (5, 4, 2)]
+)
 @pytest.mark.parametrize("method", ["uniform", "ordered"])
 def test_coverage_and_scale_equal_counted_ones(design, method):
     n_traces, size, k = design
@@ -179,9 +193,14 @@ def test_coverage_and_scale_equal_counted_ones(design, method):
 
 
 def test_constants_of_the_papers_shape():
-    assert coverage_probability(8, 4, 4) == pytest.approx(1 - 35 * 34 * 33 * 32 / (70 * 69 * 68 * 67), rel=1e-15)
+    assert coverage_probability(8, 4, 4) == pytest.approx(
+        1 - 35 * 34 * 33 * 32 / (70 * 69 * 68 * 67), rel=1e-15
+    )
     assert gradient_scale(8, 4, 4) == pytest.approx(0.8857884490590525, rel=1e-15)
-    assert (coverage_probability(8, 4, 4, "balanced"), gradient_scale(8, 4, 4, "balanced")) == (1.0, 1.0)
+    assert (coverage_probability(8, 4, 4, "balanced"), gradient_scale(8, 4, 4, "balanced")) == (
+        1.0,
+        1.0,
+    )
 
 
 def test_constants_of_huge_designs_neither_overflow_nor_lose_digits():
@@ -201,7 +220,10 @@ def test_constants_of_huge_designs_neither_overflow_nor_lose_digits():
     ("design", "message"),
     [
         ((4, 5, 1, "uniform"), r"set_size is 5, more than the 4 search traces"),
-        ((4, 2, 7, "uniform"), r"num_sets is 7, but 4 search traces have only 6 distinct uniform sets of 2"),
+        (
+            (4, 2, 7, "uniform"),
+            r"num_sets is 7, but 4 search traces have only 6 distinct uniform sets of 2",
+        ),
         ((4, 2, 13, "ordered"), r"only 12 distinct ordered sets"),
         ((4, 2, 8, "balanced"), r"only 6 distinct balanced sets"),
         ((5, 2, 2, "balanced"), r"set_size is 2, which does not divide the 5"),
@@ -232,5 +254,7 @@ def test_every_accepted_balanced_design_can_be_drawn():
                 except ValueError:
                     pass
             for k in accepted[-2:]:
-                sets = sample_sets(n_traces, size, k, rng=np.random.default_rng(k), method="balanced")
+                sets = sample_sets(
+                    n_traces, size, k, rng=np.random.default_rng(k), method="balanced"
+                )
                 assert len(set(sets)) == k

@@ -27,7 +27,9 @@ from tests.algorithm.tiny_policy import (
 
 def sizes_config(sizes, per_problem, **changes):
     options = {"sizes": sizes, "sizes_per_problem": per_problem}
-    return algorithm(objective="set_sizes", options=options, component_weights="unbiased", **changes)
+    return algorithm(
+        objective="set_sizes", options=options, component_weights="unbiased", **changes
+    )
 
 
 def laws_of_sizes(config, sizes, per_problem):
@@ -36,12 +38,17 @@ def laws_of_sizes(config, sizes, per_problem):
     for chosen in choices:
         designs = [draws(config.model_copy(update={"set_size": size})) for size in chosen]
         for parts in itertools.product(*designs):
-            yield math.prod(p for p, _ in parts) / len(choices), tuple(s for _, sets in parts for s in sets)
+            yield (
+                math.prod(p for p, _ in parts) / len(choices),
+                tuple(s for _, sets in parts for s in sets),
+            )
 
 
 def test_one_size_a_problem_gives_the_gradient_of_the_sum_over_all_sizes():
     config = sizes_config([1, 2], 1)
-    truth = finite_differences(lambda theta: spiral_goal(theta, theta, 1) + spiral_goal(theta, theta, 2))
+    truth = finite_differences(
+        lambda theta: spiral_goal(theta, theta, 1) + spiral_goal(theta, theta, 2)
+    )
     gradient = expected_gradient(config, outcomes(config, laws_of_sizes(config, [1, 2], 1)))
     np.testing.assert_allclose(-gradient, truth, rtol=0, atol=1e-9)
 
@@ -49,9 +56,17 @@ def test_one_size_a_problem_gives_the_gradient_of_the_sum_over_all_sizes():
 def test_all_sizes_at_once_give_search_the_same_gradient():
     """Of search alone: with one answer a set there is no aggregation credit, and few enough outcomes to enumerate.
     One of the three draws of single traces stands for all: renaming the traces takes it to the others."""
-    config = sizes_config([1, 2], 2, aggregation_traces=1).model_copy(update={"component_weights": "paper"})
-    truth = finite_differences(lambda theta: spiral_goal(theta, THETA, 1) + spiral_goal(theta, THETA, 2))
-    laws = [(3 * chance, sets) for chance, sets in laws_of_sizes(config, [1, 2], 2) if sets[:2] == ((0,), (1,))]
+    config = sizes_config([1, 2], 2, aggregation_traces=1).model_copy(
+        update={"component_weights": "paper"}
+    )
+    truth = finite_differences(
+        lambda theta: spiral_goal(theta, THETA, 1) + spiral_goal(theta, THETA, 2)
+    )
+    laws = [
+        (3 * chance, sets)
+        for chance, sets in laws_of_sizes(config, [1, 2], 2)
+        if sets[:2] == ((0,), (1,))
+    ]
     assert sum(chance for chance, _ in laws) == pytest.approx(1)
     gradient = expected_gradient(config, outcomes(config, laws))
     np.testing.assert_allclose(-gradient, truth, rtol=0, atol=1e-9)
@@ -61,7 +76,9 @@ def test_a_size_is_compared_with_its_own_kind():
     """Aggregation of more traces scores better, and no trace is to blame or to thank for that."""
     config = sizes_config([1, 3], None, search_traces=4)
     objective = make_objective(config)
-    _, episode, _ = next(outcomes(config, [(1.0, drawn_sets(objective.plan, np.random.default_rng(0)))]))
+    _, episode, _ = next(
+        outcomes(config, [(1.0, drawn_sets(objective.plan, np.random.default_rng(0)))])
+    )
     for members, group in zip(episode.sets, episode.aggregation, strict=True):
         for trace in group:
             trace.reward = float(len(members))
@@ -80,7 +97,9 @@ def test_sizes_are_drawn_alike_and_cost_what_was_asked():
         assert len(set(sets)) == len(sets) == 6
         seen[tuple(sorted(counts))] += 1
     assert set(seen) == {(1, 2), (1, 4), (2, 4)}
-    assert sum((count - 1000) ** 2 / 1000 for count in seen.values()) < 13.8  # chi-squared, 2 degrees, p = 0.001
+    assert (
+        sum((count - 1000) ** 2 / 1000 for count in seen.values()) < 13.8
+    )  # chi-squared, 2 degrees, p = 0.001
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,9 @@ def test_sizes_are_drawn_alike_and_cost_what_was_asked():
 def test_sizes_that_make_no_sense_are_refused(sizes, per_problem, message):
     options = {"sizes": sizes, "sizes_per_problem": per_problem}
     with pytest.raises(ValueError, match=message):
-        make_objective(algorithm(objective="set_sizes", options=options, num_sets=1 if sizes == [3] else 2))
+        make_objective(
+            algorithm(objective="set_sizes", options=options, num_sets=1 if sizes == [3] else 2)
+        )
 
 
 def levels_config(levels, rewarded="last", **changes):
@@ -107,7 +128,9 @@ def levels_config(levels, rewarded="last", **changes):
 def test_two_levels_give_the_gradient_of_the_last_answer_to_search_and_to_the_first_answers():
     """Four traces in two pairs, one answer to each, and each answer answered once more: few enough to enumerate. With
     one answer a set the last level has no credit, so its parameters are held."""
-    config = levels_config([(2, 2), (1, 2)], search_traces=4, aggregation_traces=1, set_design="balanced")
+    config = levels_config(
+        [(2, 2), (1, 2)], search_traces=4, aggregation_traces=1, set_design="balanced"
+    )
 
     def goal(search, first):
         def last(*pair):
@@ -170,11 +193,15 @@ def descendants(sets, first, answers):
 def test_credit_is_what_descends_from_a_trace_less_what_it_cannot_have_touched(rewarded, seed):
     """So that it is unbiased for any draw of sets: E[grad log pi(y) A(y)] = E[grad log pi(y) J], since what is
     subtracted does not depend on y given what y was written from. Three levels."""
-    config = levels_config([(2, 5), (2, 4), (1, 3)], rewarded, search_traces=7, aggregation_traces=2)
+    config = levels_config(
+        [(2, 5), (2, 4), (1, 3)], rewarded, search_traces=7, aggregation_traces=2
+    )
     objective = make_objective(config)
     sets = drawn_sets(objective.plan, np.random.default_rng(seed))
     table, found = coefficients(objective, sets), descendants(sets, 7, 2)
-    rewarded_levels = [range(5), range(5, 9), range(9, 12)] if rewarded == "every" else [range(9, 12)]
+    rewarded_levels = (
+        [range(5), range(5, 9), range(9, 12)] if rewarded == "every" else [range(9, 12)]
+    )
     for trace, row in enumerate(table):
         row = row.reshape(len(sets), 2)
         of_sets = row.copy()
@@ -184,13 +211,19 @@ def test_credit_is_what_descends_from_a_trace_less_what_it_cannot_have_touched(r
             level = next(level for level in rewarded_levels if own in level)
             expected = np.array([-0.5, -0.5])
             expected[(trace - 7) % 2] = 0.5  # r - mean of two
-            np.testing.assert_allclose(row[own], expected if last else expected / len(level), atol=1e-12)
+            np.testing.assert_allclose(
+                row[own], expected if last else expected / len(level), atol=1e-12
+            )
             of_sets[own] = 0
         for level in rewarded_levels:
             inside = [l for l in level if l in found[trace]]
             outside = [l for l in level if l not in found[trace]]
             for l in level:
-                share = 1 / len(level) if l in inside else -len(inside) / len(level) / max(len(outside), 1)
+                share = (
+                    1 / len(level)
+                    if l in inside
+                    else -len(inside) / len(level) / max(len(outside), 1)
+                )
                 share = share if outside else 0.0
                 np.testing.assert_allclose(of_sets[l], share / 2, atol=1e-12)
             of_sets[list(level)] = 0
@@ -218,7 +251,10 @@ def test_every_level_gets_credit(rewarded):
 @pytest.mark.parametrize(
     ("levels", "message"),
     [
-        ([(2, 2), (4, 2)], r"levels\.1, over 4 traces: num_sets is 2, but 4 search traces have only 1"),
+        (
+            [(2, 2), (4, 2)],
+            r"levels\.1, over 4 traces: num_sets is 2, but 4 search traces have only 1",
+        ),
         ([(4, 2)], r"levels\.0, over 3 traces: set_size is 4"),
         ([(2, 3), (6, 7)], r"every rewarded set would descend from every search trace"),
         ([(2, 1)], r"algorithm\.options\.levels\.0\.num_sets.*greater than 1"),

@@ -21,7 +21,11 @@ def section(name):
     """The configuration of a loss, with limits of its own."""
     if name == "importance_sampling":
         return {"name": name}
-    limits = {"ratio_cap": CAP} if name == "truncated_importance_sampling" else {"clip_low": LOW, "clip_high": HIGH}
+    limits = (
+        {"ratio_cap": CAP}
+        if name == "truncated_importance_sampling"
+        else {"clip_low": LOW, "clip_high": HIGH}
+    )
     return {"name": name, **limits}
 
 
@@ -63,8 +67,14 @@ def by_hand(name, logp, sampler, advantage):
 
 def test_every_loss_has_a_section_that_holds_its_limits():
     union, _ = get_args(Loss)
-    sections = {each.model_fields["name"].default: each.model_fields.keys() - {"name"} for each in get_args(union)}
-    limits = {name: inspect.signature(loss).parameters.keys() - {"inputs"} for name, loss in LOSSES.items()}
+    sections = {
+        each.model_fields["name"].default: each.model_fields.keys() - {"name"}
+        for each in get_args(union)
+    }
+    limits = {
+        name: inspect.signature(loss).parameters.keys() - {"inputs"}
+        for name, loss in LOSSES.items()
+    }
     assert sections == limits
     assert sorted(sections) == sorted(NAMES)
 
@@ -77,7 +87,9 @@ tokens = st.lists(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.floats(-2, 2)
 @settings(max_examples=100, deadline=None)
 def test_loss_and_gradient_equal_those_derived_by_hand(name, given_tokens):
     policy, sampler, advantages = ([token[i] for token in given_tokens] for i in range(3))
-    loss, grad, clipped, masked = run(name, policy, sampler, advantages, ids=list(range(len(policy))))
+    loss, grad, clipped, masked = run(
+        name, policy, sampler, advantages, ids=list(range(len(policy)))
+    )
     hand = [by_hand(name, *token) for token in given_tokens]
     assert loss == pytest.approx([h[0] for h in hand], abs=1e-12)
     assert grad == pytest.approx([h[1] for h in hand], abs=1e-12)
@@ -100,7 +112,9 @@ def test_gspo_ratio_is_the_geometric_mean_over_the_sequence():
     sampler = [-1.1, -0.4, -1.9, -0.9, -0.3, -2.0, -2.0]
     ids, by_sequence = [4, 1, 4, 1, 4, 0, 0], {4: 0.8, 1: -1.5, 0: 0.6}
     weights = [0.5, 2.0, 0.5, 2.0, 0.5, 1.0, 1.0]
-    loss, grad, clipped, _ = run("gspo", policy, sampler, [by_sequence[i] for i in ids], ids, weights)
+    loss, grad, clipped, _ = run(
+        "gspo", policy, sampler, [by_sequence[i] for i in ids], ids, weights
+    )
     for sequence, advantage in by_sequence.items():
         members = [t for t, i in enumerate(ids) if i == sequence]
         ratio = math.exp(sum(policy[t] - sampler[t] for t in members) / len(members))
@@ -142,7 +156,9 @@ def test_a_token_without_a_sampler_logprob_has_no_loss_and_no_gradient(name, bad
 def test_huge_log_ratios_stay_finite_and_are_counted(name, dtype, advantage):
     # d = +1e4 and -1e4, in sequences of their own.
     policy, sampler = [-1.0, -1e4 - 1.0], [-1e4 - 1.0, -1.0]
-    loss, grad, clipped, masked = run(name, policy, sampler, [advantage] * 2, ids=[0, 1], dtype=dtype)
+    loss, grad, clipped, masked = run(
+        name, policy, sampler, [advantage] * 2, ids=[0, 1], dtype=dtype
+    )
     assert all(map(math.isfinite, loss + grad))
     assert clipped[0]
     assert not any(masked)
@@ -156,7 +172,9 @@ def test_huge_log_ratios_stay_finite_and_are_counted(name, dtype, advantage):
 
 def test_importance_sampling_counts_only_ratios_beyond_its_bound():
     just = MAX_LOG_RATIO - 1e-3
-    loss, grad, clipped, _ = run("importance_sampling", [0.0, 0.0], [-just, -MAX_LOG_RATIO - 1e-3], [1.0, 1.0])
+    loss, grad, clipped, _ = run(
+        "importance_sampling", [0.0, 0.0], [-just, -MAX_LOG_RATIO - 1e-3], [1.0, 1.0]
+    )
     assert clipped == [False, True]
     assert grad == [pytest.approx(-math.exp(just)), 0.0]
     assert loss == pytest.approx([-math.exp(just), -math.exp(MAX_LOG_RATIO)])

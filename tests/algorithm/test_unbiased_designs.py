@@ -22,7 +22,9 @@ def symmetric(values: tuple[int, ...]) -> Fraction:
 
 
 def by_order(values: tuple[int, ...]) -> Fraction:
-    return sum((F(value * value + 1, position + 2) for position, value in enumerate(values)), F(0)) * (1 + values[0])
+    return sum(
+        (F(value * value + 1, position + 2) for position, value in enumerate(values)), F(0)
+    ) * (1 + values[0])
 
 
 def score_function(value: int, policy: tuple[Fraction, ...]) -> list[Fraction]:
@@ -43,7 +45,9 @@ def gradient(score: Score, size: int, policy: tuple[Fraction, ...]) -> list[Frac
     for values in itertools.product(range(len(policy)), repeat=size):
         weight = probability(values, policy) * score(values)
         for value in values:
-            result = [r + weight * g for r, g in zip(result, score_function(value, policy), strict=True)]
+            result = [
+                r + weight * g for r, g in zip(result, score_function(value, policy), strict=True)
+            ]
     return result
 
 
@@ -57,7 +61,9 @@ def partition_rounds(n_traces: int, size: int, k: int) -> Iterator[tuple[Fractio
     """Partitions one after the other, each uniform among those that repeat no set; dead ends are left out."""
     cut = range(0, n_traces, size)
     orders = itertools.permutations(range(n_traces))
-    all_partitions = sorted({tuple(sorted(tuple(sorted(o[i : i + size])) for i in cut)) for o in orders})
+    all_partitions = sorted(
+        {tuple(sorted(tuple(sorted(o[i : i + size])) for i in cut)) for o in orders}
+    )
     paths: list[tuple[Fraction, Sets]] = [(F(1), ())]
     for _ in range(k * size // n_traces):
         longer = []
@@ -70,14 +76,20 @@ def partition_rounds(n_traces: int, size: int, k: int) -> Iterator[tuple[Fractio
 
 
 def draws(n_traces: int, size: int, k: int, method: str) -> list[tuple[Fraction, Sets]]:
-    return list(partition_rounds(n_traces, size, k) if method == "balanced" else subsets(n_traces, size, k, method))
+    return list(
+        partition_rounds(n_traces, size, k)
+        if method == "balanced"
+        else subsets(n_traces, size, k, method)
+    )
 
 
 def exact_credit(sets: Sets, scores: list[Fraction], n_traces: int) -> list[Fraction]:
     baseline = sum(scores, F(0)) / len(scores)
     credit = []
     for trace in range(n_traces):
-        held = [value - baseline for value, chosen in zip(scores, sets, strict=True) if trace in chosen]
+        held = [
+            value - baseline for value, chosen in zip(scores, sets, strict=True) if trace in chosen
+        ]
         credit.append(sum(held, F(0)) / len(held) if held else F(0))
     return credit
 
@@ -91,14 +103,16 @@ def moments(design: tuple[int, int, int, str], score: Score, policy: tuple[Fract
         weight = probability(values, policy)
         gradients = [score_function(value, policy) for value in values]
         table = {
-            chosen: score(tuple(values[t] for t in chosen)) for chosen in {s for _, sets in all_draws for s in sets}
+            chosen: score(tuple(values[t] for t in chosen))
+            for chosen in {s for _, sets in all_draws for s in sets}
         }
         as_floats = np.array(gradients, dtype=float)
         for chance, sets in all_draws:
             scores = [table[chosen] for chosen in sets]
             credit = exact_credit(sets, scores, n_traces)
             estimate = [
-                sum((c * g[v] for c, g in zip(credit, gradients, strict=True)), F(0)) for v in range(len(policy))
+                sum((c * g[v] for c, g in zip(credit, gradients, strict=True)), F(0))
+                for v in range(len(policy))
             ]
             mean = [m + weight * chance * e for m, e in zip(mean, estimate, strict=True)]
             square += weight * chance * sum(e * e for e in estimate)

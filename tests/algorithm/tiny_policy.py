@@ -30,7 +30,13 @@ def features(shown, position):
     if shown is None:
         return [1.0, float(position), 0.0, 0.0, 0.0]
     first, last = shown[0], shown[-1]
-    return [1.0, float(position), float(len(first)), float(sum(last)), float(first == last) * (1 - position)]
+    return [
+        1.0,
+        float(position),
+        float(len(first)),
+        float(sum(last)),
+        float(first == last) * (1 - position),
+    ]
 
 
 def probability(response, theta, shown=None):
@@ -65,7 +71,9 @@ def finite_differences(goal):
 
 
 def algorithm(**changes):
-    return AlgorithmConfig(**{"search_traces": 3, "set_size": 2, "num_sets": 2, "aggregation_traces": 2, **changes})
+    return AlgorithmConfig(
+        **{"search_traces": 3, "set_size": 2, "num_sets": 2, "aggregation_traces": 2, **changes}
+    )
 
 
 def draws(config):
@@ -99,7 +107,10 @@ def _complete(chance, plan, sets, traces, shown, phi):
     """Episodes that begin with `traces`."""
     if len(traces) < plan.search_traces:
         component, index, set_index, seen = SEARCH, len(traces), None, None
-    elif plan.aggregation_traces and len(traces) < plan.search_traces + len(sets) * plan.aggregation_traces:
+    elif (
+        plan.aggregation_traces
+        and len(traces) < plan.search_traces + len(sets) * plan.aggregation_traces
+    ):
         set_index, index = divmod(len(traces) - plan.search_traces, plan.aggregation_traces)
         component = component_of(plan, set_index)
         seen = tuple(tuple(traces[j].response_ids) for j in sets[set_index])
@@ -124,7 +135,17 @@ def chance_of(response, shown, theta):
 
 def trace(component, index, response, set_index=None):
     text = f"{response} \\boxed{{{ANSWER[response]}}}"
-    return Trace(component, index, [], list(response), [0.0] * len(response), "stop", text, set_index, REWARD[response])
+    return Trace(
+        component,
+        index,
+        [],
+        list(response),
+        [0.0] * len(response),
+        "stop",
+        text,
+        set_index,
+        REWARD[response],
+    )
 
 
 def episode_of(plan, sets, traces):
@@ -132,7 +153,14 @@ def episode_of(plan, sets, traces):
     own = [trace(t.component, t.index, tuple(t.response_ids), t.set_index) for t in traces]
     n = plan.search_traces
     starts = range(n, len(own), plan.aggregation_traces) if plan.aggregation_traces else ()
-    return Episode(PROBLEM, 0, own[:n], list(sets), [own[i : i + plan.aggregation_traces] for i in starts], index=0)
+    return Episode(
+        PROBLEM,
+        0,
+        own[:n],
+        list(sets),
+        [own[i : i + plan.aggregation_traces] for i in starts],
+        index=0,
+    )
 
 
 def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, frozen=None):
@@ -163,7 +191,9 @@ def expected_gradient(config, episodes, theta=THETA, *, model=DEFAULT_MODEL, fro
     signs = torch.tensor(targets, dtype=torch.float64) * 2 - 1
     logprobs = torch.nn.functional.logsigmoid(signs * logits)
     advantages_R = torch.tensor(advantages, dtype=torch.float64)
-    token_loss = make_loss(config)(LossInputs(logprobs, logprobs.detach(), advantages_R, torch.tensor(ids)))
+    token_loss = make_loss(config)(
+        LossInputs(logprobs, logprobs.detach(), advantages_R, torch.tensor(ids))
+    )
     assert not token_loss.masked_R.any()
     assert not token_loss.clipped_R.any()
     (token_loss.loss_R * torch.tensor(weights, dtype=torch.float64)).sum().backward()
@@ -175,10 +205,20 @@ def sample_episode(plan, theta, rng):
     specs = plan.draw_sets(rng)
     traces, shown = [], []
     places = [(SEARCH, i, None) for i in range(plan.search_traces)]
-    places += [(spec.component, i, l) for l, spec in enumerate(specs) for i in range(plan.aggregation_traces)]
+    places += [
+        (spec.component, i, l)
+        for l, spec in enumerate(specs)
+        for i in range(plan.aggregation_traces)
+    ]
     for component, index, set_index in places:
-        seen = None if set_index is None else tuple(tuple(traces[j].response_ids) for j in specs[set_index].members)
+        seen = (
+            None
+            if set_index is None
+            else tuple(tuple(traces[j].response_ids) for j in specs[set_index].members)
+        )
         chances = [probability(y, theta, seen) for y in RESPONSES]
-        traces.append(trace(component, index, RESPONSES[rng.choice(len(RESPONSES), p=chances)], set_index))
+        traces.append(
+            trace(component, index, RESPONSES[rng.choice(len(RESPONSES), p=chances)], set_index)
+        )
         shown.append(seen)
     return episode_of(plan, [spec.members for spec in specs], traces), shown

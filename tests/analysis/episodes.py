@@ -7,7 +7,9 @@ PROBLEM = Problem("p", ({"role": "user", "content": "?"},), ("1",), "exact")
 
 def trace(component, index, reward, tokens, set_index=None, logprob=-1.0):
     ids = list(tokens)
-    return Trace(component, index, [], ids, [logprob] * len(ids), "stop", "", set_index, float(reward))
+    return Trace(
+        component, index, [], ids, [logprob] * len(ids), "stop", "", set_index, float(reward)
+    )
 
 
 def episode(search, sets=(), answers=()):

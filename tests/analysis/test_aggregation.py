@@ -21,7 +21,9 @@ def test_each_set_falls_in_its_case_and_success_is_counted_over_answers():
     ]
     made, groups = episode(search, sets, answers)
     found = aggregation.aggregate([aggregation.episode_stats(made, groups)], 0)
-    of = {name: (each["value"], each["of"]) for name, each in found.items() if isinstance(each, dict)}
+    of = {
+        name: (each["value"], each["of"]) for name, each in found.items() if isinstance(each, dict)
+    }
     assert of == {
         "none_right": (0.5, 2),
         "minority_right": (pytest.approx(2 / 5), 5),
@@ -32,7 +34,14 @@ def test_each_set_falls_in_its_case_and_success_is_counted_over_answers():
         "plurality_wrong": (pytest.approx(2 / 5), 5),
     }
     by_right = {(each["size"], each["right"]): each["value"] for each in found["by_right"]}
-    assert by_right == {(3, 0): 0.5, (3, 1): 0.5, (3, 2): 0.25, (3, 3): 1.0, (2, 1): 0.0, (4, 1): 0.0}
+    assert by_right == {
+        (3, 0): 0.5,
+        (3, 1): 0.5,
+        (3, 2): 0.25,
+        (3, 3): 1.0,
+        (2, 1): 0.0,
+        (4, 1): 0.0,
+    }
 
 
 def test_sets_of_answers_are_judged_by_those_answers():
@@ -55,7 +64,11 @@ def summary(*episodes):
 
 def test_a_perfect_verifier_accepts_the_right_and_rejects_the_wrong():
     found = summary(mixed(lambda i: right(0)))
-    assert (found["balanced_accuracy"], found["right_choice"]["value"], found["novel"]["value"]) == (1.0, 1.0, 0.0)
+    assert (
+        found["balanced_accuracy"],
+        found["right_choice"]["value"],
+        found["novel"]["value"],
+    ) == (1.0, 1.0, 0.0)
 
 
 def test_a_voter_accepts_what_most_say():
@@ -76,7 +89,9 @@ def test_a_random_pick_scores_the_chance_that_is_reported():
 
 
 def test_answers_that_no_member_gave_choose_nothing():
-    found = summary(mixed(lambda i: [right(9), wrong(8), wrong(None), right(0)][i % 4] if i < 48 else wrong(7)))
+    found = summary(
+        mixed(lambda i: [right(9), wrong(8), wrong(None), right(0)][i % 4] if i < 48 else wrong(7))
+    )
     assert found["novel"]["value"] == pytest.approx(38 / 50)
     assert found["novel_right"]["value"] == pytest.approx(12 / 38)
     assert found["right_choice"]["of"] == 12
@@ -92,13 +107,17 @@ def test_tokens_are_told_apart_by_difficulty_level_and_outcome():
     easy = episode([right(0, [1] * 4), right(0, [1] * 2)], [(0, 1)], [[wrong(1, [1] * 9)]])
     hard = episode([wrong(1, [1] * 10), wrong(1, [1] * 20)], [(0, 1)], [[right(0, [1] * 7)]])
     half = episode([wrong(1, [1] * 10), right(0, [1] * 20)])
-    hard_bin, half_bin, easy_bin = tokens.aggregate([tokens.episode_stats(*each) for each in (easy, hard, half)], 0)
+    hard_bin, half_bin, easy_bin = tokens.aggregate(
+        [tokens.episode_stats(*each) for each in (easy, hard, half)], 0
+    )
     assert (hard_bin["solved"], hard_bin["levels"][0]["tokens"]["value"]) == ("none", 15.0)
     assert (hard_bin["levels"][0]["right"], hard_bin["levels"][1]["right"]["value"]) == (None, 7.0)
     assert (half_bin["solved"], half_bin["levels"][0]["right"]["value"]) == ("up to 1/2", 20.0)
     assert (easy_bin["solved"], easy_bin["levels"][1]["wrong"]["value"]) == ("all", 9.0)
 
 
-@pytest.mark.parametrize(("rate", "name"), [(0, "none"), (0.25, "up to 1/4"), (0.26, "up to 1/2"), (0.99, "below all")])
+@pytest.mark.parametrize(
+    ("rate", "name"), [(0, "none"), (0.25, "up to 1/4"), (0.26, "up to 1/2"), (0.99, "below all")]
+)
 def test_bins_of_difficulty_have_the_edges_they_say(rate, name):
     assert tokens.BINS[tokens.difficulty(rate)] == name

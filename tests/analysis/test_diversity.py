@@ -15,7 +15,9 @@ from tests.analysis.episodes import episode, right, trace, wrong
 def test_answers_and_their_entropy_count_only_traces_that_answer():
     found = level_diversity([[1], [1], [1], [1]], [0, 0, 1, None])
     assert (found["traces"], found["answered"], found["answers"]) == (4.0, 3.0, 2.0)
-    assert found["answer_entropy"] == pytest.approx(-(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3))
+    assert found["answer_entropy"] == pytest.approx(
+        -(2 / 3) * math.log(2 / 3) - (1 / 3) * math.log(1 / 3)
+    )
     assert level_diversity([[1]], [None])["answers"] is None
 
 
@@ -23,7 +25,9 @@ def test_equal_traces_have_no_distance_and_disjoint_ones_all_of_it():
     assert level_diversity([[1, 2, 3, 4]] * 3, [0] * 3)["distance"] == 0.0
     assert level_diversity([[1, 2, 3, 4], [5, 6, 7, 8]], [0, 0])["distance"] == 1.0
     # grams 123 234 345 | 234 345 456: 2 of 4 in common
-    assert level_diversity([[1, 2, 3, 4, 5], [2, 3, 4, 5, 6]], [0, 0])["distance"] == pytest.approx(0.5)
+    assert level_diversity([[1, 2, 3, 4, 5], [2, 3, 4, 5, 6]], [0, 0])["distance"] == pytest.approx(
+        0.5
+    )
     assert level_diversity([[1, 2, 3]], [0])["distance"] is None
 
 
@@ -40,7 +44,11 @@ def test_ngram_figures_are_those_of_plain_counting():
 
 
 def test_levels_follow_from_the_sets_alone():
-    made, _ = episode([right()] * 3, [(0, 1), (1, 2), (3, 4), (5, 4)], [[right()] * 2, [right()], [right()], [wrong()]])
+    made, _ = episode(
+        [right()] * 3,
+        [(0, 1), (1, 2), (3, 4), (5, 4)],
+        [[right()] * 2, [right()], [right()], [wrong()]],
+    )
     assert level_positions(made) == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert level_positions(episode([right()] * 2)[0]) == [[0, 1]]
 
@@ -48,9 +56,19 @@ def test_levels_follow_from_the_sets_alone():
 def test_each_level_is_summarised_over_the_problems_that_have_it():
     deep = episode([right(0), wrong(1)], [(0, 1)], [[right(0), right(0)]])
     flat = episode([right(0), right(0)])
-    search, answers = diversity.aggregate([diversity.episode_stats(*deep), diversity.episode_stats(*flat)], 0)
-    assert (search["level"], search["answers"]["value"], search["answers"]["problems"]) == ("search", 1.5, 2)
-    assert (answers["level"], answers["answers"]["value"], answers["answers"]["problems"]) == ("aggregation 1", 1.0, 1)
+    search, answers = diversity.aggregate(
+        [diversity.episode_stats(*deep), diversity.episode_stats(*flat)], 0
+    )
+    assert (search["level"], search["answers"]["value"], search["answers"]["problems"]) == (
+        "search",
+        1.5,
+        2,
+    )
+    assert (answers["level"], answers["answers"]["value"], answers["answers"]["problems"]) == (
+        "aggregation 1",
+        1.0,
+        1,
+    )
 
 
 def test_entropy_is_the_mean_negative_log_prob_of_a_token_and_of_each_tenth():

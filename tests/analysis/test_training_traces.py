@@ -12,7 +12,9 @@ from tests.analysis.episodes import episode, right, wrong
 
 
 def written(texts, rewards):
-    made, _ = episode([right() if reward else wrong() for reward in rewards], [(0, 1)], [[right()] * 2])
+    made, _ = episode(
+        [right() if reward else wrong() for reward in rewards], [(0, 1)], [[right()] * 2]
+    )
     for trace, text in zip(made.traces(), texts, strict=True):
         trace.text = text
     return made

@@ -11,7 +11,9 @@ from benchmarks.linear_logprob import CONTENDERS, inputs
 from tests.support.ranks import ROOT
 
 
-@pytest.mark.parametrize("name", ["ours", "ours, entropy without gradient", "F.linear_cross_entropy, no entropy"])
+@pytest.mark.parametrize(
+    "name", ["ours", "ours, entropy without gradient", "F.linear_cross_entropy, no entropy"]
+)
 def test_contenders_give_what_whole_logits_give(name: str) -> None:
     given = inputs(70, 32, 500, torch.float32, "cpu")
     expected = CONTENDERS["log_softmax"](*given)

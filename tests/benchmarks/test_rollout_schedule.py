@@ -23,7 +23,9 @@ from spiral_mega.simulation.workload import (
     sample_problems,
 )
 
-MODEL = EngineModel(step=3.0, sequence=0.2, kv=0.01, prefill=0.05, pair=0.001, capacity=1e6, chunk=16.0)
+MODEL = EngineModel(
+    step=3.0, sequence=0.2, kv=0.01, prefill=0.05, pair=0.001, capacity=1e6, chunk=16.0
+)
 SHAPE = Shape(problems=6, max_tokens=60)
 LENGTHS = Lengths(median=20.0, prompt_low=5, prompt_high=20)
 COMPLETE = [policy for policy in POLICIES if not policy.extra]
@@ -57,7 +59,9 @@ def test_one_trace_takes_its_prefill_and_its_steps() -> None:
 def test_traces_of_one_prompt_share_its_prefill_and_each_reads_it() -> None:
     engine = run_engine(MODEL, [SimSequence((i,), 30, [("prompt", 40)]) for i in range(2)])
     prefill = 40 / 16 * 3.0 + 0.05 * 40 + 0.001 * 40 * 20
-    assert engine.now == pytest.approx(prefill + 30 * 3.0 + 2 * (30 * (0.2 + 0.01 * 40) + 0.01 * 30 * 30 / 2))
+    assert engine.now == pytest.approx(
+        prefill + 30 * 3.0 + 2 * (30 * (0.2 + 0.01 * 40) + 0.01 * 30 * 30 / 2)
+    )
     assert engine.peak == pytest.approx(40 + 2 * 30)
 
 
@@ -108,8 +112,12 @@ def test_a_lone_chain_takes_the_critical_path(policy: SimPolicy) -> None:
     max_sequences=st.sampled_from([3, 20, 256]),
     step=st.sampled_from([0.1, 3.0, 30.0]),
 )
-@example(seed=61, engines=1, problems=1, capacity=600.0, max_sequences=3, step=0.1)  # a trace in no set ends last
-@example(seed=5, engines=9, problems=5, capacity=1500.0, max_sequences=3, step=0.1)  # the last ends in a move
+@example(
+    seed=61, engines=1, problems=1, capacity=600.0, max_sequences=3, step=0.1
+)  # a trace in no set ends last
+@example(
+    seed=5, engines=9, problems=5, capacity=1500.0, max_sequences=3, step=0.1
+)  # the last ends in a move
 def test_every_token_is_written_once_within_the_cache_and_not_below_the_bound(
     seed: int, engines: int, problems: int, capacity: float, max_sequences: int, step: float
 ) -> None:
@@ -142,7 +150,8 @@ def test_waiting_for_more_never_helps_when_prefill_is_free(seed: int, engines: i
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_a_seed_fixes_the_outcome(policy: SimPolicy) -> None:
     first, again, other = (
-        simulate(policy, sample_problems(SHAPE, LENGTHS, seed, extra=2), MODEL, 3, want=6) for seed in (7, 7, 8)
+        simulate(policy, sample_problems(SHAPE, LENGTHS, seed, extra=2), MODEL, 3, want=6)
+        for seed in (7, 7, 8)
     )
     assert first == again
     assert first != other
@@ -156,13 +165,16 @@ def test_the_step_ends_when_enough_problems_are_complete() -> None:
     batch = sample_problems(SHAPE, LENGTHS, 0, extra=3)
     outcome = simulate(POLICIES[-1], batch, MODEL, 3, want=6)
     assert len(outcome.kept) == 6
-    assert outcome.decoded > total_tokens([batch[i] for i in outcome.kept])  # what was given up was paid for
+    assert outcome.decoded > total_tokens(
+        [batch[i] for i in outcome.kept]
+    )  # what was given up was paid for
 
 
 def test_routed_sets_use_engines_that_hold_no_problem() -> None:
     batch = sample_problems(SHAPE, LENGTHS, 0)
     static, routed = (
-        simulate(policy, batch, MODEL, engines=12, want=6) for policy in (SimPolicy("a"), SimPolicy("b", route=True))
+        simulate(policy, batch, MODEL, engines=12, want=6)
+        for policy in (SimPolicy("a"), SimPolicy("b", route=True))
     )
     assert routed.busy > 0
     assert routed.makespan < static.makespan

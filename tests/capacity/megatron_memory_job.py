@@ -13,5 +13,9 @@ from spiral_mega.policy.megatron.megatron_policy import MegatronPolicy  # noqa: 
 def peaks(runtime: Runtime, argument: Argument) -> dict[str, int]:
     """As on FSDP2, in an update of three micro-batches."""
     small, cases, sequences = argument
-    smallest = make_config(small, policy={"backend": "megatron", "megatron": {"engine.tensor_parallel": 2}})
-    return peaks_of(lambda config: MegatronPolicy(config, runtime), smallest, cases, [sequences] * 3)
+    smallest = make_config(
+        small, policy={"backend": "megatron", "megatron": {"engine.tensor_parallel": 2}}
+    )
+    return peaks_of(
+        lambda config: MegatronPolicy(config, runtime), smallest, cases, [sequences] * 3
+    )

@@ -17,7 +17,9 @@ Argument = tuple[Path, dict[str, tuple[Path, dict[str, Any]]], list[TrainingSequ
 def peaks(runtime: Runtime, argument: Argument) -> dict[str, int]:
     """Bytes resident at the most during an update on the sequences, over what was before the policy was built."""
     small, cases, sequences = argument
-    return peaks_of(lambda config: FsdpPolicy(config, runtime), make_config(small), cases, [sequences])
+    return peaks_of(
+        lambda config: FsdpPolicy(config, runtime), make_config(small), cases, [sequences]
+    )
 
 
 def peaks_of(
@@ -43,5 +45,9 @@ def peaks_of(
 
 
 def _status(key: str) -> int:
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key + ":")]
+    (line,) = [
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(key + ":")
+    ]
     return 1024 * int(line.split()[1])

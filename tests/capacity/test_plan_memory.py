@@ -18,7 +18,9 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
 WORLD = 2
-CPU_SCRATCH = 2 * 4 * 2**21 + 4 * 1900 * 4096  # two tiles of logits and the kept ones: kernels/cpu.py
+CPU_SCRATCH = (
+    2 * 4 * 2**21 + 4 * 1900 * 4096
+)  # two tiles of logits and the kept ones: kernels/cpu.py
 SHAPE = {
     "vocab_size": 4096,
     "hidden_size": 384,
@@ -29,7 +31,9 @@ SHAPE = {
 }
 CASES = {
     "every weight": {},
-    "every weight, checkpointing": {"policy": {"activation_checkpointing": True, "microbatch_tokens": 4096}},
+    "every weight, checkpointing": {
+        "policy": {"activation_checkpointing": True, "microbatch_tokens": 4096}
+    },
     "LoRA": {"model": {"lora": {"rank": 16}}},
 }
 
@@ -39,14 +43,23 @@ def sequences() -> list[TrainingSequence]:
     prompt = list(range(1, 101))
     return [
         TrainingSequence(
-            SequenceKey(0, i), prompt, [(7 * i + 3 * j) % 4000 + 1 for j in range(150)], [-8.0] * 150, 1.0, 1e-3
+            SequenceKey(0, i),
+            prompt,
+            [(7 * i + 3 * j) % 4000 + 1 for j in range(150)],
+            [-8.0] * 150,
+            1.0,
+            1e-3,
         )
         for i in range(12)
     ]
 
 
-def test_traced_peaks_are_within_ten_percent_of_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed leaves the process at once
+def test_traced_peaks_are_within_ten_percent_of_real_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "MALLOC_MMAP_THRESHOLD_", "65536"
+    )  # what is freed leaves the process at once
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(tmp_path / "model")
     save_tiny_model(tmp_path / "small", vocab_size=4096)
     cases = {name: (tmp_path / "model", sections) for name, sections in CASES.items()}
@@ -63,7 +76,10 @@ def test_traced_peaks_are_within_ten_percent_of_real_ones(tmp_path: Path, monkey
 
 MEGATRON: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "TP2": ({"engine.tensor_parallel": 2}, {}),
-    "TP2, checkpointing": ({"engine.tensor_parallel": 2}, {"policy": {"activation_checkpointing": True}}),
+    "TP2, checkpointing": (
+        {"engine.tensor_parallel": 2},
+        {"policy": {"activation_checkpointing": True}},
+    ),
     "PP2": ({"pipeline_parallel": 2}, {}),
     "TP2, LoRA": ({"engine.tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
 }
@@ -72,40 +88,74 @@ MEGATRON: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 def test_what_megatron_takes_is_within_a_fifth_of_a_real_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed leaves the process at once
+    monkeypatch.setenv(
+        "MALLOC_MMAP_THRESHOLD_", "65536"
+    )  # what is freed leaves the process at once
     monkeypatch.setattr(megatron_memory, "HEAD_STRIP", CPU_SCRATCH / 2)
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(tmp_path / "model")
-    save_tiny_model(tmp_path / "small", vocab_size=4096, num_attention_heads=4, num_key_value_heads=2)
+    save_tiny_model(
+        tmp_path / "small", vocab_size=4096, num_attention_heads=4, num_key_value_heads=2
+    )
     tokens = pack(sequences()).input_ids.numel()
     cases = {}
     for name, (layout, more) in MEGATRON.items():
-        policy = {"backend": "megatron", "megatron": layout, "microbatch_tokens": tokens, **more.get("policy", {})}
+        policy = {
+            "backend": "megatron",
+            "megatron": layout,
+            "microbatch_tokens": tokens,
+            **more.get("policy", {}),
+        }
         cases[name] = tmp_path / "model", more | {"policy": policy}
-    ranks = run_ranks(WORLD, "tests.capacity.megatron_memory_job:peaks", (tmp_path / "small", cases, sequences()))
+    ranks = run_ranks(
+        WORLD, "tests.capacity.megatron_memory_job:peaks", (tmp_path / "small", cases, sequences())
+    )
     errors = {}
     for name, (folder, sections) in cases.items():
         config = make_config(folder, **sections)
         sizes = measure_model(resolve_model_config(config.model), config.model.lora)
-        every = [{**t.resident, **t.moments, **t.update} for t in megatron_memory.stages(config, sizes, WORLD)]
+        every = [
+            {**t.resident, **t.moments, **t.update}
+            for t in megatron_memory.stages(config, sizes, WORLD)
+        ]
         found = max(sum(each.values()) for each in every)
         errors[name] = found / max(rank[name] for rank in ranks) - 1
         measured = [round(rank[name] / 2**20) for rank in ranks]
-        print(f"{name}: planned {found / 2**20:.0f} MiB, measured {measured}, {errors[name]:+.1%}", every)
+        print(
+            f"{name}: planned {found / 2**20:.0f} MiB, measured {measured}, {errors[name]:+.1%}",
+            every,
+        )
     assert all(abs(error) < 0.20 for error in errors.values()), errors
 
 
 DIMENSIONS = {
-    **{"model_type": "qwen3", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128},
-    **{"num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": False},
+    **{
+        "model_type": "qwen3",
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "head_dim": 128,
+    },
+    **{
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
 }
 
 
 @pytest.mark.parametrize(("lora", "again"), [(None, True), ({"rank": 32}, False)])
-def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(lora: dict[str, int] | None, again: bool) -> None:
+def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(
+    lora: dict[str, int] | None, again: bool
+) -> None:
     config = make_config(
         Path("no model"),
         model={"dimensions": DIMENSIONS, "lora": lora},
-        policy={"param_dtype": "bfloat16", "activation_checkpointing": again, "microbatch_tokens": 8192},
+        policy={
+            "param_dtype": "bfloat16",
+            "activation_checkpointing": again,
+            "microbatch_tokens": 8192,
+        },
         rollout={"sampling.max_response_tokens": 1024, "sampling.max_context_tokens": 8192},
     )
     sizes = measure_model(resolve_model_config(config.model), config.model.lora)
@@ -118,6 +168,8 @@ def test_the_analytic_model_is_the_trace_and_up_to_a_fifth_more(lora: dict[str, 
 
 
 def test_the_default_micro_batch_of_a_trace_is_nearly_full(tmp_path: Path) -> None:
-    config = make_config(tmp_path, policy={"microbatch_tokens": 3000}, rollout={"sampling.max_context_tokens": 512})
+    config = make_config(
+        tmp_path, policy={"microbatch_tokens": 3000}, rollout={"sampling.max_context_tokens": 512}
+    )
     tokens = full_batch(config).input_ids.numel()
     assert 2700 < tokens <= 3000

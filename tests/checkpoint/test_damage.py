@@ -58,7 +58,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "metadata changed": (metadata_changed, ".metadata does not hold what was written"),
     "meta changed": (meta_changed, "meta.json does not hold what was written"),
     "manifest missing": (manifest_missing, "manifest.json is missing"),
-    "manifest not JSON": (manifest_not_json, "manifest.json or a file that it names cannot be read"),
+    "manifest not JSON": (
+        manifest_not_json,
+        "manifest.json or a file that it names cannot be read",
+    ),
 }
 
 
@@ -73,7 +76,10 @@ def damage_and_look(runtime: Runtime, folder: Path) -> dict[str, tuple[int | Non
         for case, steps in (("two", (1, 2)), ("one", (2,))):
             if runtime.is_main:
                 for step in steps:
-                    shutil.copytree(folder / "whole" / f"step_{step:06d}", folder / name / case / f"step_{step:06d}")
+                    shutil.copytree(
+                        folder / "whole" / f"step_{step:06d}",
+                        folder / name / case / f"step_{step:06d}",
+                    )
                 damage(folder / name / case / "step_000002")
             torch.distributed.barrier()
         chosen = CheckpointManager(folder / name / "two", keep_last=2).latest()
@@ -89,7 +95,9 @@ def damage_and_look(runtime: Runtime, folder: Path) -> dict[str, tuple[int | Non
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[int | None, list[str], str]]]:
+def looked(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[str, tuple[int | None, list[str], str]]]:
     folder = tmp_path_factory.mktemp("checkpoints")
     return run_ranks(2, "tests.checkpoint.test_damage:damage_and_look", folder)
 
@@ -110,7 +118,9 @@ def test_a_manifest_names_every_file(tmp_path: Path) -> None:
     run_ranks(2, "tests.checkpoint.test_damage:save_one", tmp_path)
     folder = tmp_path / "step_000001"
     named = json.loads((folder / "manifest.json").read_text())["files"]
-    assert sorted(named) == sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
+    assert sorted(named) == sorted(
+        path.name for path in folder.iterdir() if path.name != "manifest.json"
+    )
     assert all(entry["bytes"] == (folder / name).stat().st_size for name, entry in named.items())
 
 

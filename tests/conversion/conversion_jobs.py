@@ -14,7 +14,9 @@ from spiral_mega.rollout.vllm_engine import ENVIRONMENT, contained
 from tests.support.configs import make_config
 
 
-def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], dict[str, tuple[Path, Path]]]) -> dict[str, Any]:
+def train_and_load(
+    runtime: Runtime, argument: tuple[dict[str, Any], dict[str, tuple[Path, Path]]]
+) -> dict[str, Any]:
     """Save a checkpoint of every case (folder of its model, model.lora) with weights moved off their start; the whole
     merged weights by case. And of each pair of a model and a checkpoint what FSDP2 has after loading the one into the
     other."""
@@ -28,7 +30,11 @@ def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], dict[str, t
             if parameter.requires_grad:
                 parameter.data.add_(0.05 * torch.randn_like(parameter))
         manager = CheckpointManager(out, keep_last=1)
-        meta = {"world_size": runtime.world_size, "data": "", "config": config.model_dump(mode="json")}
+        meta = {
+            "world_size": runtime.world_size,
+            "data": "",
+            "config": config.model_dump(mode="json"),
+        }
         manager.save(1, {"step": 1, "policy": policy.state_dict()}, meta)
         manager.wait()
         results[name] = {name: tensor.clone() for name, tensor in policy.weights()}
@@ -42,7 +48,9 @@ def train_and_load(runtime: Runtime, argument: tuple[dict[str, Any], dict[str, t
     return results
 
 
-def in_vllm(runtime: Runtime, argument: tuple[Path, Path, Path, list[int]]) -> dict[str, list[float]]:
+def in_vllm(
+    runtime: Runtime, argument: tuple[Path, Path, Path, list[int]]
+) -> dict[str, list[float]]:
     """Log-probs of each token after the first, by vLLM with the merged model, and with base and adapter."""
     merged, base, adapter, tokens = argument
     os.environ.update(ENVIRONMENT)
@@ -52,7 +60,11 @@ def in_vllm(runtime: Runtime, argument: tuple[Path, Path, Path, list[int]]) -> d
         from vllm.lora.request import LoRARequest
 
         common = {
-            **{"distributed_executor_backend": "external_launcher", "enforce_eager": True, "dtype": "float32"},
+            **{
+                "distributed_executor_backend": "external_launcher",
+                "enforce_eager": True,
+                "dtype": "float32",
+            },
             **{"kv_cache_memory_bytes": 16 * 2**20, "block_size": 32, "max_model_len": 64},
         }
         engines = {
@@ -63,8 +75,12 @@ def in_vllm(runtime: Runtime, argument: tuple[Path, Path, Path, list[int]]) -> d
         for name, engine in engines.items():
             request = LoRARequest("adapter", 1, str(adapter)) if name == "adapter" else None
             params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-            (output,) = engine.generate(TokensPrompt(prompt_token_ids=tokens), params, lora_request=request)
+            (output,) = engine.generate(
+                TokensPrompt(prompt_token_ids=tokens), params, lora_request=request
+            )
             entries = output.prompt_logprobs[1:]
-            found[name] = [entry[token].logprob for token, entry in zip(tokens[1:], entries, strict=True)]
+            found[name] = [
+                entry[token].logprob for token, entry in zip(tokens[1:], entries, strict=True)
+            ]
     engines["merged"].llm_engine.engine_core.shutdown()
     return found

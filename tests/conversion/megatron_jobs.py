@@ -25,7 +25,10 @@ Tensors = dict[str, torch.Tensor]
 
 
 def save(
-    runtime: Runtime, argument: tuple[dict[str, tuple[Path, Layout, Path]], dict[str, tuple[Path, Layout, Any, Path]]]
+    runtime: Runtime,
+    argument: tuple[
+        dict[str, tuple[Path, Layout, Path]], dict[str, tuple[Path, Layout, Any, Path]]
+    ],
 ) -> dict[str, Tensors]:
     """By megatron-core's saver: the models of the first argument's cases. By the trainer: checkpoints of policies whose
     weights were moved off their start, and what these were, by case."""
@@ -38,13 +41,19 @@ def save(
         dist_checkpointing.save(model.sharded_state_dict(), str(target))
     results = {}
     for name, (folder, layout, lora, target) in policies.items():
-        config = make_config(folder, model={"lora": lora}, policy={"backend": "megatron", "megatron": layout})
+        config = make_config(
+            folder, model={"lora": lora}, policy={"backend": "megatron", "megatron": layout}
+        )
         policy = MegatronPolicy(config, runtime)
         for _, parameter in policy.model.trained.local_params:
             # As a function of the values, so that copies of a weight stay equal.
             parameter.data.add_(0.05 * torch.sin(100 * parameter.data) + 0.02)
         manager = CheckpointManager(target, keep_last=1)
-        meta = {"world_size": runtime.world_size, "data": "", "config": config.model_dump(mode="json")}
+        meta = {
+            "world_size": runtime.world_size,
+            "data": "",
+            "config": config.model_dump(mode="json"),
+        }
         manager.save(1, {"step": 1, "policy": policy.state_dict()}, meta)
         manager.wait()
         results[name] = {name: tensor.clone() for name, tensor in policy.weights()}
@@ -52,7 +61,8 @@ def save(
 
 
 def load_converted(
-    runtime: Runtime, argument: tuple[dict[str, tuple[Path, Layout, Path]], dict[str, tuple[Path, Layout, Path]]]
+    runtime: Runtime,
+    argument: tuple[dict[str, tuple[Path, Layout, Path]], dict[str, tuple[Path, Layout, Path]]],
 ) -> dict[str, Tensors]:
     """The weights that megatron-core's loader brings into models of other weights, and a load of the trainer's format
     into policies of other weights."""
@@ -65,7 +75,9 @@ def load_converted(
         model.load_state_dict(dist_checkpointing.load(wanted, str(origin))["model"])
         results[name] = _streamed(shards)
     for name, (folder, layout, origin) in policies.items():
-        policy = MegatronPolicy(make_config(folder, policy={"backend": "megatron", "megatron": layout}), runtime)
+        policy = MegatronPolicy(
+            make_config(folder, policy={"backend": "megatron", "megatron": layout}), runtime
+        )
         state = policy.state_dict()
         load({"policy": {"param": state["param"]}}, checkpoint_id=origin)
         policy.load_state_dict(state)
@@ -76,7 +88,11 @@ def load_converted(
 def _model(runtime: Runtime, folder: Path, layout: Layout) -> MegatronModel:
     config = make_config(folder, policy={"backend": "megatron", "megatron": layout})
     return build_model(
-        config, config.model, read_model_config(str(folder)), init_layout(config.policy.megatron, 0), runtime
+        config,
+        config.model,
+        read_model_config(str(folder)),
+        init_layout(config.policy.megatron, 0),
+        runtime,
     )
 
 
@@ -90,4 +106,7 @@ def _as_transformer_engine_names(model: Any) -> Any:
 
 
 def _streamed(shards: MegatronModel) -> Tensors:
-    return {name: each.clone() for name, each in shards.weights.stream(torch.Tensor.detach, torch.float32, 2**16)}
+    return {
+        name: each.clone()
+        for name, each in shards.weights.stream(torch.Tensor.detach, torch.float32, 2**16)
+    }

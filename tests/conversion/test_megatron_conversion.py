@@ -25,7 +25,13 @@ MODELS: dict[str, tuple[Any, bool]] = {
 TP2, PP2, EP2, ALONE = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"expert_parallel": 2}, {}
 # Model and layout. "experts" in the order of megatron-core's own names, which are numbered; ours are stacked.
 SAVED = {"qwen3": TP2, "llama": PP2, "qwen2": TP2, "experts": EP2}
-LOADED = {"qwen3, TP2": TP2, "qwen3, TP1": ALONE, "llama, TP2": TP2, "qwen2, PP2": PP2, "experts, EP2": EP2}
+LOADED = {
+    "qwen3, TP2": TP2,
+    "qwen3, TP1": ALONE,
+    "llama, TP2": TP2,
+    "qwen2, PP2": PP2,
+    "experts, EP2": EP2,
+}
 TRAINED: dict[str, tuple[str, Any, Any]] = {
     "TP2, tied": ("qwen3", TP2, None),
     "PP2": ("llama", PP2, None),
@@ -42,19 +48,29 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        models = {name: (self.base(name), layout, self.saved(name)) for name, layout in SAVED.items()}
-        policies = {
-            name: (self.base(model), layout, lora, folder / name) for name, (model, layout, lora) in TRAINED.items()
+        models = {
+            name: (self.base(name), layout, self.saved(name)) for name, layout in SAVED.items()
         }
-        self.weights: dict[str, Tensors] = run_ranks(2, "tests.conversion.megatron_jobs:save", (models, policies))[0]
+        policies = {
+            name: (self.base(model), layout, lora, folder / name)
+            for name, (model, layout, lora) in TRAINED.items()
+        }
+        self.weights: dict[str, Tensors] = run_ranks(
+            2, "tests.conversion.megatron_jobs:save", (models, policies)
+        )[0]
         for name in MODELS:
             convert(self.base(name), folder / f"{name} torch_dist", "torch_dist")
             convert(self.base(name), folder / f"{name} dcp", "dcp-megatron")
         loads, restored = (
-            {name: (self.other(of(name)), layout, folder / f"{of(name)} {format_}") for name, layout in cases.items()}
+            {
+                name: (self.other(of(name)), layout, folder / f"{of(name)} {format_}")
+                for name, layout in cases.items()
+            }
             for cases, format_ in ((LOADED, "torch_dist"), (RESTORED, "dcp"))
         )
-        self.loaded = run_ranks(2, "tests.conversion.megatron_jobs:load_converted", (loads, restored))
+        self.loaded = run_ranks(
+            2, "tests.conversion.megatron_jobs:load_converted", (loads, restored)
+        )
 
     def base(self, name: str) -> Path:
         return self._model(name, self.folder / f"{name} base", 0)
@@ -65,7 +81,9 @@ class Lab:
 
     def _model(self, name: str, path: Path, seed: int) -> Path:
         family, tied = MODELS[name]
-        return path if path.exists() else save_tiny_model(path, family, tied=tied, seed=seed, **HEADS)
+        return (
+            path if path.exists() else save_tiny_model(path, family, tied=tied, seed=seed, **HEADS)
+        )
 
     def saved(self, name: str) -> Path:
         return self.folder / "by megatron" / name
@@ -89,9 +107,16 @@ def assert_same_bits(found: Tensors, expected: Tensors) -> None:
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_megatron_core_saved_becomes_the_model_it_was_made_of(lab: Lab, name: str, tmp_path: Path) -> None:
+def test_what_megatron_core_saved_becomes_the_model_it_was_made_of(
+    lab: Lab, name: str, tmp_path: Path
+) -> None:
     done = convert(lab.saved(name), tmp_path / "model", "hf", base=str(lab.base(name)), verify=True)
-    assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / "model", lab.base(name))))
+    assert_same_bits(
+        *(
+            load_file(folder / "model.safetensors")
+            for folder in (tmp_path / "model", lab.base(name))
+        )
+    )
     # Megatron's vocabulary is padded where two ranks share it, which is reported.
     assert ("embedding.word_embeddings.weight: 1 rows" in done[0]) == (SAVED[name] == TP2)
     assert (tmp_path / "model" / "tokenizer.json").exists()
@@ -106,15 +131,24 @@ def test_megatron_core_and_the_trainer_load_what_was_converted(lab: Lab, name: s
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_there_and_back_gives_the_same_tensors_to_the_bit(lab: Lab, name: str, tmp_path: Path) -> None:
+def test_there_and_back_gives_the_same_tensors_to_the_bit(
+    lab: Lab, name: str, tmp_path: Path
+) -> None:
     for format_ in ("torch_dist", "dcp"):
         origin = lab.folder / f"{name} {format_}"
         convert(origin, tmp_path / format_, "hf", base=str(lab.base(name)))
-        assert_same_bits(*(load_file(folder / "model.safetensors") for folder in (tmp_path / format_, lab.base(name))))
+        assert_same_bits(
+            *(
+                load_file(folder / "model.safetensors")
+                for folder in (tmp_path / format_, lab.base(name))
+            )
+        )
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, lora) in TRAINED.items() if lora is None])
-def test_transformers_loads_a_checkpoint_of_the_trainer_with_the_same_bits(lab: Lab, name: str, tmp_path: Path) -> None:
+def test_transformers_loads_a_checkpoint_of_the_trainer_with_the_same_bits(
+    lab: Lab, name: str, tmp_path: Path
+) -> None:
     convert(lab.checkpoint(name), tmp_path / "model", "hf", verify=True)
     _, found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not found["missing_keys"]
@@ -133,7 +167,9 @@ def test_peft_loads_a_checkpoint_of_adapters(lab: Lab, tmp_path: Path) -> None:
         plain = base(tokens).logits
         adapted = PeftModel.from_pretrained(base, tmp_path / "adapter")(tokens).logits
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(tokens).logits
-        trained = AutoModelForCausalLM.from_pretrained(lab.base(TRAINED[name][0]), tie_word_embeddings=False)
+        trained = AutoModelForCausalLM.from_pretrained(
+            lab.base(TRAINED[name][0]), tie_word_embeddings=False
+        )
         trained.load_state_dict(lab.weights[name])
         expected = trained(tokens).logits
     assert (plain - expected).abs().max() > 0.1
@@ -151,10 +187,16 @@ def test_a_checkpoint_of_another_model_is_refused_by_key(lab: Lab, tmp_path: Pat
     other = save_tiny_model(tmp_path / "other", "llama", tied=True, **HEADS)
     for base, message in (
         (deeper, r"linear_qkv.layer_norm_weight is \(2, 64\), by the config \(3, 64\)"),
-        (wider, r"decoder.layers.mlp.linear_fc1.weight is \(2, 192, 64\), by the config \(2, 256, 64\)"),
+        (
+            wider,
+            r"decoder.layers.mlp.linear_fc1.weight is \(2, 192, 64\), by the config \(2, 256, 64\)",
+        ),
         (smaller, r"embedding.word_embeddings.weight is \(102, 64\), by the config \(103, 64\)"),
         (untied, "it has no output_layer.weight"),
-        (other, "it has decoder.layers.self_attention.k_layernorm.weight, .* which the model does not know"),
+        (
+            other,
+            "it has decoder.layers.self_attention.k_layernorm.weight, .* which the model does not know",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             convert(lab.saved("qwen3"), tmp_path / "target", "hf", base=str(base))
@@ -174,5 +216,8 @@ def test_rows_are_padding_only_as_far_as_megatron_pads(tmp_path: Path, extra: in
         done = convert(tmp_path / "dist", tmp_path / "back", "hf", base=str(origin))
         assert "127 rows after the vocabulary's 101 are padding" in done[0]
         return
-    with pytest.raises(UserError, match=r"embedding.word_embeddings.weight is \(229, 64\), by the config \(101, 64\)"):
+    with pytest.raises(
+        UserError,
+        match=r"embedding.word_embeddings.weight is \(229, 64\), by the config \(101, 64\)",
+    ):
         convert(tmp_path / "dist", tmp_path / "back", "hf", base=str(origin))

@@ -37,13 +37,17 @@ def test_the_longest_prompt_allowed_is_kept_and_one_token_more_is_not(problems, 
 
 def test_a_limit_that_leaves_no_problem_is_an_error_that_names_the_shortest(problems):
     shortest = min(len(words(problem)) for problem in problems)
-    with pytest.raises(DataError, match=rf"max_prompt_tokens is 3, .* none of 30 problems .* {shortest} tokens"):
+    with pytest.raises(
+        DataError, match=rf"max_prompt_tokens is 3, .* none of 30 problems .* {shortest} tokens"
+    ):
         filter_overlong(problems, words, 3)
 
 
 def test_only_means_strictly_between_the_bounds_are_kept(problems):
     four = problems[:4]
-    rewards = dict(zip([p.id for p in four], [[0, 0], [0, 1, 0, 0], [1, 1, 1], [1, 0]], strict=True))
+    rewards = dict(
+        zip([p.id for p in four], [[0, 0], [0, 1, 0, 0], [1, 1, 1], [1, 0]], strict=True)
+    )
     split = split_by_difficulty(four, rewards)
     assert (split.kept, split.too_hard, split.too_easy) == ([four[1], four[3]], 1, 1)
     split = split_by_difficulty(four, rewards, low=0.25, high=0.75)
@@ -73,8 +77,15 @@ def test_written_problems_read_back_equal(tmp_path, path):
 
 
 def test_written_problems_keep_odd_text_and_alternatives(tmp_path):
-    turns = tuple({"role": r, "content": f"{r} \u2028 \x85 \u00e9 {{}} \\boxed{{}}\n"} for r in ("system", "user"))
-    odd = [Problem("a b/\u00e9", turns, ("1.50", " $x$ "), "module:function", "", {"tests": [{"in": None}]})]
+    turns = tuple(
+        {"role": r, "content": f"{r} \u2028 \x85 \u00e9 {{}} \\boxed{{}}\n"}
+        for r in ("system", "user")
+    )
+    odd = [
+        Problem(
+            "a b/\u00e9", turns, ("1.50", " $x$ "), "module:function", "", {"tests": [{"in": None}]}
+        )
+    ]
     write_problems(odd, tmp_path / "odd.jsonl")
     assert load_source(DataSource(path=str(tmp_path / "odd.jsonl"))) == odd
 
@@ -90,7 +101,12 @@ def test_a_damaged_row_of_our_own_schema_is_named(tmp_path, problems):
     write_problems(problems[:2], tmp_path / "a.jsonl")
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     row = json.loads(lines[1])
-    for key, value, complaint in [("answer", "1", "not a list of texts"), ("verifier", None, "verifier is null")]:
+    for key, value, complaint in [
+        ("answer", "1", "not a list of texts"),
+        ("verifier", None, "verifier is null"),
+    ]:
         (tmp_path / "a.jsonl").write_text(lines[0] + "\n" + json.dumps({**row, key: value}) + "\n")
-        with pytest.raises(DataError, match=rf"a\.jsonl, line 2: {complaint}|a\.jsonl, line 2: .*{complaint}"):
+        with pytest.raises(
+            DataError, match=rf"a\.jsonl, line 2: {complaint}|a\.jsonl, line 2: .*{complaint}"
+        ):
             load_source(DataSource(path=str(tmp_path / "a.jsonl")))

@@ -22,7 +22,9 @@ def source(path: Path | str, **keys) -> DataSource:
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
@@ -37,7 +39,20 @@ def _private_dataset_cache(tmp_path, monkeypatch):
 
 def test_gsm8k_answers_lose_their_solution_and_their_thousands_separators():
     problems = load_source(source(SAMPLES / "gsm8k.jsonl"))
-    finals = ["18", "3", "70000", "540", "20", "64", "260", "160", "2125", "114200", "1600", "1450000"]
+    finals = [
+        "18",
+        "3",
+        "70000",
+        "540",
+        "20",
+        "64",
+        "260",
+        "160",
+        "2125",
+        "114200",
+        "1600",
+        "1450000",
+    ]
     assert [problem.answer for problem in problems] == [(final,) for final in finals]
     assert problems[1].messages == (
         {
@@ -46,7 +61,9 @@ def test_gsm8k_answers_lose_their_solution_and_their_thousands_separators():
             "How many bolts in total does it take?",
         },
     )
-    assert problems[1].extra["answer"].startswith("It takes 2/2=<<2/2=1>>1 bolt"), "the worked answer is kept"
+    assert problems[1].extra["answer"].startswith("It takes 2/2=<<2/2=1>>1 bolt"), (
+        "the worked answer is kept"
+    )
 
 
 @pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "minerva", "olympiad", "hmmt25"])
@@ -54,7 +71,9 @@ def test_parquet_ground_truths_and_prompts_equal_those_that_pandas_reads(name):
     problems = load_source(source(SAMPLES / f"{name}.parquet"))
     frame = pandas.read_parquet(SAMPLES / f"{name}.parquet")
     assert len(problems) == len(frame)
-    for problem, prompt, reward_model in zip(problems, frame["prompt"], frame["reward_model"], strict=True):
+    for problem, prompt, reward_model in zip(
+        problems, frame["prompt"], frame["reward_model"], strict=True
+    ):
         assert problem.messages[-1]["content"] == prompt[0]["content"]
         truth = reward_model["ground_truth"]
         if isinstance(truth, str):
@@ -90,13 +109,17 @@ def test_verl_columns_are_all_kept():
     assert problem.extra["problem_type"] == ["Number Theory"]
     assert problem.extra["extra_info"] == {"index": 0, "split": "train"}
     assert problem.extra["reward_model"]["style"] == "rule"
-    assert load_source(source(SAMPLES / "amc23.parquet"))[0].source == "amc23", "an empty data_source is no source"
+    assert load_source(source(SAMPLES / "amc23.parquet"))[0].source == "amc23", (
+        "an empty data_source is no source"
+    )
 
 
 def test_gsm8k_in_parquet_reads_as_in_jsonl(tmp_path):
     rows = [json.loads(line) for line in (SAMPLES / "gsm8k.jsonl").read_text().splitlines()]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "gsm8k.parquet")
-    assert load_source(source(tmp_path / "gsm8k.parquet")) == load_source(source(SAMPLES / "gsm8k.jsonl"))
+    assert load_source(source(tmp_path / "gsm8k.parquet")) == load_source(
+        source(SAMPLES / "gsm8k.jsonl")
+    )
 
 
 # Plain rows
@@ -104,14 +127,18 @@ def test_gsm8k_in_parquet_reads_as_in_jsonl(tmp_path):
 
 @pytest.mark.parametrize("column", ["problem", "question", "prompt"])
 def test_plain_rows_hold_the_problem_under_any_of_the_usual_names(tmp_path, column):
-    (problem,) = load_source(source(write(tmp_path / "mine.jsonl", {column: "1+1?", "answer": 2}), verifier="exact"))
+    (problem,) = load_source(
+        source(write(tmp_path / "mine.jsonl", {column: "1+1?", "answer": 2}), verifier="exact")
+    )
     assert (problem.messages, problem.answer) == (({"role": "user", "content": "1+1?"},), ("2",))
     assert (problem.id, problem.verifier, problem.source) == ("mine/0", "exact", "mine")
 
 
 def test_messages_keep_their_turns(tmp_path):
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
-    (problem,) = load_source(source(write(tmp_path / "mine.jsonl", {"prompt": turns, "answer": ["a", "b"]})))
+    (problem,) = load_source(
+        source(write(tmp_path / "mine.jsonl", {"prompt": turns, "answer": ["a", "b"]}))
+    )
     assert problem.messages == tuple(turns)
     assert problem.answer == ("a", "b")
 
@@ -126,7 +153,11 @@ def test_values_that_json_cannot_hold_are_kept_as_text(tmp_path):
 
 
 def test_ids_are_the_rows_own_or_derived_from_name_and_row(tmp_path):
-    path = write(tmp_path / "mix.jsonl", {"id": 7, "problem": "a", "answer": "1"}, {"problem": "b", "answer": "1"})
+    path = write(
+        tmp_path / "mix.jsonl",
+        {"id": 7, "problem": "a", "answer": "1"},
+        {"problem": "b", "answer": "1"},
+    )
     assert [problem.id for problem in load_source(source(path))] == ["7", "mix/1"]
 
 
@@ -186,16 +217,36 @@ VERL = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_t
         (GOOD, {"problem": 3, "answer": "1"}, "problem is 3, neither text"),
         (GOOD, '{"problem": "half \\ud800", "answer": "1"}', "problem is not UTF-8 text"),
         (GOOD, {"problem": [{"role": "robot", "content": "q"}], "answer": "1"}, r"problem\[0\] is"),
-        (GOOD, {"problem": [{"role": "user", "content": ""}], "answer": "1"}, r"problem\[0\]\.content is empty"),
-        (GOOD, {"problem": [{"role": "user", "content": "q", "name": "n"}], "answer": "1"}, r"keys \['name'\]"),
-        (GOOD, {"problem": [{"role": "assistant", "content": "q"}], "answer": "1"}, "ends with a 'assistant' message"),
+        (
+            GOOD,
+            {"problem": [{"role": "user", "content": ""}], "answer": "1"},
+            r"problem\[0\]\.content is empty",
+        ),
+        (
+            GOOD,
+            {"problem": [{"role": "user", "content": "q", "name": "n"}], "answer": "1"},
+            r"keys \['name'\]",
+        ),
+        (
+            GOOD,
+            {"problem": [{"role": "assistant", "content": "q"}], "answer": "1"},
+            "ends with a 'assistant' message",
+        ),
         (GOOD, {"id": "", "problem": "p", "answer": "1"}, "id is empty"),
         (WORKED, {"question": "q", "answer": "so 1"}, "answer has no ####"),
         (WORKED, {"question": "q", "answer": "so ####"}, "answer: .*empty"),
         (WORKED, {"question": "", "answer": "#### 1"}, "question is empty"),
         (VERL, {"prompt": VERL["prompt"], "reward_model": {}}, "without a ground_truth"),
-        (VERL, {"prompt": VERL["prompt"], "reward_model": {"ground_truth": None}}, "reward_model.ground_truth: "),
-        (VERL, {"prompt": [], "reward_model": {"ground_truth": "1"}}, "neither text nor a list of messages"),
+        (
+            VERL,
+            {"prompt": VERL["prompt"], "reward_model": {"ground_truth": None}},
+            "reward_model.ground_truth: ",
+        ),
+        (
+            VERL,
+            {"prompt": [], "reward_model": {"ground_truth": "1"}},
+            "neither text nor a list of messages",
+        ),
         (VERL, {"prompt": VERL["prompt"]}, "column 'reward_model' is missing"),
     ],
 )
@@ -214,13 +265,17 @@ def test_broken_utf8_in_jsonl_names_the_line(tmp_path):
 
 def test_broken_utf8_in_parquet_names_the_row(tmp_path):
     texts = pa.array([b"fine", b"caf\xe9"]).cast(pa.binary()).view(pa.string())
-    parquet.write_table(pa.table({"problem": texts, "answer": ["1", "2"]}), tmp_path / "bad.parquet")
+    parquet.write_table(
+        pa.table({"problem": texts, "answer": ["1", "2"]}), tmp_path / "bad.parquet"
+    )
     with pytest.raises(DataError, match=r"bad\.parquet, row 1: not UTF-8"):
         load_source(source(tmp_path / "bad.parquet"))
 
 
 def test_a_null_in_parquet_names_the_row(tmp_path):
-    parquet.write_table(pa.Table.from_pylist([GOOD, {"problem": "p", "answer": None}]), tmp_path / "bad.parquet")
+    parquet.write_table(
+        pa.Table.from_pylist([GOOD, {"problem": "p", "answer": None}]), tmp_path / "bad.parquet"
+    )
     with pytest.raises(DataError, match=r"bad\.parquet, row 1: answer is null"):
         load_source(source(tmp_path / "bad.parquet"))
 
@@ -230,7 +285,9 @@ def test_a_null_in_parquet_names_the_row(tmp_path):
 
 def test_unknown_columns_are_listed_with_those_that_are_known(tmp_path):
     path = write(tmp_path / "a.jsonl", {"Problem": "p", "solution": "1"})
-    with pytest.raises(DataError, match=r"columns \['Problem', 'solution'\] fit no known schema: rename"):
+    with pytest.raises(
+        DataError, match=r"columns \['Problem', 'solution'\] fit no known schema: rename"
+    ):
         load_source(source(path))
 
 
@@ -264,11 +321,15 @@ def test_a_folder_that_load_dataset_reads_gives_the_same_problems_as_its_file(tm
 def test_a_dataset_saved_to_disk_is_read(tmp_path, with_splits):
     from datasets import Dataset, DatasetDict
 
-    data = Dataset.from_list([json.loads(line) for line in (SAMPLES / "gsm8k.jsonl").read_text().splitlines()])
+    data = Dataset.from_list(
+        [json.loads(line) for line in (SAMPLES / "gsm8k.jsonl").read_text().splitlines()]
+    )
     folder = tmp_path / "saved"
     (DatasetDict({"train": data}) if with_splits else data).save_to_disk(folder)
     problems = load_source(source(folder, limit=9))
-    assert [p.answer for p in problems] == [p.answer for p in load_source(source(SAMPLES / "gsm8k.jsonl"))[:9]]
+    assert [p.answer for p in problems] == [
+        p.answer for p in load_source(source(SAMPLES / "gsm8k.jsonl"))[:9]
+    ]
 
 
 def test_a_missing_dataset_is_an_error_with_a_remedy(tmp_path):
@@ -277,7 +338,9 @@ def test_a_missing_dataset_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(DataError, match="without network access, download the dataset first"):
         load_source(source("./no/such/folder"))
     DatasetDict({"train": Dataset.from_list([GOOD])}).save_to_disk(tmp_path / "saved")
-    with pytest.raises(DataError, match=r"split 'test' cannot be loaded \(its splits are \['train'\]\)"):
+    with pytest.raises(
+        DataError, match=r"split 'test' cannot be loaded \(its splits are \['train'\]\)"
+    ):
         load_source(source(tmp_path / "saved", split="test"))
     with pytest.raises(DataError, match="a dataset saved to disk has none"):
         load_source(source(tmp_path / "saved", subset="main"))

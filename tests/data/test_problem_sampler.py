@@ -74,7 +74,9 @@ def test_epoch_counts_passes_as_a_fraction():
 
 def test_a_state_of_other_data_or_another_seed_is_refused():
     state = ProblemSampler(8, seed=0).state_dict()
-    with pytest.raises(DataError, match="ran over 8 problems, this one over 9: resume with the same data"):
+    with pytest.raises(
+        DataError, match="ran over 8 problems, this one over 9: resume with the same data"
+    ):
         ProblemSampler(9, seed=0).load_state_dict(state)
     with pytest.raises(DataError, match=r"has seed 0, this one 5: resume with the same run\.seed"):
         ProblemSampler(8, seed=5).load_state_dict(state)

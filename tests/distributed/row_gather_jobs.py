@@ -24,7 +24,9 @@ class Uneven(nn.Module):
         super().__init__()
         shapes = [(101, 7), (1, 5), (3, 11), (13,), (6, 4, 3)]
         torch.manual_seed(0)
-        self.config = SimpleNamespace(model_type="llama")  # whose checkpoints name tensors as the model does
+        self.config = SimpleNamespace(
+            model_type="llama"
+        )  # whose checkpoints name tensors as the model does
         self.tensors = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
 
 

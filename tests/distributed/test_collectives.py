@@ -55,7 +55,9 @@ def test_an_error_in_the_caller_does_not_wait_for_a_call_that_never_ends():
 
 
 @pytest.mark.parametrize(("waiting", "for_others"), [("background", True), ("verdict", False)])
-def test_a_rank_that_waits_for_others_is_distinguished_from_one_that_waits_for_itself(waiting, for_others):
+def test_a_rank_that_waits_for_others_is_distinguished_from_one_that_waits_for_itself(
+    waiting, for_others
+):
     go, verdict = Event(), Future()
 
     def samples():

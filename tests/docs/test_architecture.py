@@ -15,5 +15,7 @@ def test_every_package_has_a_question() -> None:
 
 
 def test_the_layers_are_those_that_are_enforced() -> None:
-    lines = [line.strip() for line in PAGE.split("## Layers")[1].splitlines() if line.startswith("    ")]
+    lines = [
+        line.strip() for line in PAGE.split("## Layers")[1].splitlines() if line.startswith("    ")
+    ]
     assert lines == [", ".join(layer) for layer in LAYERS]

@@ -27,7 +27,9 @@ SUFFIXES = (".py", ".yaml", ".md", ".sh", ".sbatch")
 
 def headings(page: Path) -> set[str]:
     lines = FENCED.sub("", page.read_text()).splitlines()
-    return {anchor(line.lstrip("#").strip().replace("`", "")) for line in lines if line.startswith("#")}
+    return {
+        anchor(line.lstrip("#").strip().replace("`", "")) for line in lines if line.startswith("#")
+    }
 
 
 @cache
@@ -60,8 +62,16 @@ def exists(name: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_named_files_exist(page: Path) -> None:
     text = FENCED.sub("", page.read_text())
-    names = [name for code in CODE.findall(text) for name in code.replace("{", " ").replace("}", " ").split()]
-    files = [name for name in names if name.endswith(SUFFIXES) or (name.endswith("/") and "/" not in name[:-1])]
+    names = [
+        name
+        for code in CODE.findall(text)
+        for name in code.replace("{", " ").replace("}", " ").split()
+    ]
+    files = [
+        name
+        for name in names
+        if name.endswith(SUFFIXES) or (name.endswith("/") and "/" not in name[:-1])
+    ]
     missing = [name for name in files if not WRITTEN.search(name) and not exists(name.rstrip(",;"))]
     assert missing == []
 
@@ -86,12 +96,18 @@ def test_named_configuration_keys_exist(page: Path) -> None:
             found.add(re.sub(r"\.\d+", "", key))  # positions in lists
     free = ("algorithm.options.", "eval.harnesses.", "run.dir")
     files = (".py", ".md", ".yaml", ".json", ".jsonl")
-    assert {key for key in found - known if not key.startswith(free) and not key.endswith(files)} == set()
+    assert {
+        key for key in found - known if not key.startswith(free) and not key.endswith(files)
+    } == set()
 
 
 def test_the_index_lists_every_page() -> None:
     index = (Path("docs") / "README.md").read_text()
-    pages = [page.relative_to("docs") for page in PAGES if page.parts[0] == "docs" and page.name != "README.md"]
+    pages = [
+        page.relative_to("docs")
+        for page in PAGES
+        if page.parts[0] == "docs" and page.name != "README.md"
+    ]
     assert [str(page) for page in pages if f"({page})" not in index] == []
 
 

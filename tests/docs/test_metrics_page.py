@@ -12,7 +12,15 @@ from tests.e2e.runs import train_here
 
 PAGE = Path("docs/reference/metrics.md")
 PLACEHOLDERS = {"<component>": r"(search|aggregation(_\d+)?)", "<N1>": r"\d+"}
-OF_A_MODEL = ("train/", "sampler/", "optim/", "packing/", "sync/", "entropy/trained", "kl/reference")
+OF_A_MODEL = (
+    "train/",
+    "sampler/",
+    "optim/",
+    "packing/",
+    "sync/",
+    "entropy/trained",
+    "kl/reference",
+)
 
 
 class Row(NamedTuple):
@@ -79,12 +87,21 @@ def test_every_unconditional_row_is_logged_in_every_step(run: Path) -> None:
     steps = logged(run)[1:]  # the first record is the evaluation before training
     assert len(steps) == 2
     for names in steps:
-        missing = [row.name for row in read_rows() if not row.when and not any(map(row.matches, names))]
+        missing = [
+            row.name for row in read_rows() if not row.when and not any(map(row.matches, names))
+        ]
         assert missing == []
 
 
 def test_conditional_rows_are_logged_where_their_condition_holds(run: Path) -> None:
-    conditions = {"an update", "an engine", "an evaluation", "a checkpoint", "`algorithm.kl`", "recipe has one"}
+    conditions = {
+        "an update",
+        "an engine",
+        "an evaluation",
+        "a checkpoint",
+        "`algorithm.kl`",
+        "recipe has one",
+    }
     names = set().union(*logged(run))
     wanted = [row for row in read_rows() if row.when in conditions]
     assert {row.when for row in wanted} == conditions

@@ -7,7 +7,9 @@ from spiral_mega.validation.load import load_config
 from tools.write_reference import FOLDER, commands_page, configuration_page, type_words
 
 
-@pytest.mark.parametrize(("name", "write"), [("configuration.md", configuration_page), ("commands.md", commands_page)])
+@pytest.mark.parametrize(
+    ("name", "write"), [("configuration.md", configuration_page), ("commands.md", commands_page)]
+)
 def test_the_committed_page_is_what_the_code_says(name, write):
     assert (FOLDER / name).read_text() == write(), "run make reference"
 
@@ -16,7 +18,11 @@ def resolved_keys(values, key=""):
     """Every key of a resolved configuration, dotted, without what lies in lists and free mappings."""
     for name, value in values.items():
         yield key + name
-        if isinstance(value, dict) and name not in ("options", "dimensions", "chat_template_kwargs"):
+        if isinstance(value, dict) and name not in (
+            "options",
+            "dimensions",
+            "chat_template_kwargs",
+        ):
             yield from resolved_keys(value, f"{key}{name}.")
 
 
@@ -36,7 +42,11 @@ def test_every_key_of_a_resolved_configuration_is_under_its_heading():
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("seed", "integer at least 0"), ("hang_minutes", "number above 0"), ("resume", "`auto`, `never`")],
+    [
+        ("seed", "integer at least 0"),
+        ("hang_minutes", "number above 0"),
+        ("resume", "`auto`, `never`"),
+    ],
 )
 def test_types_and_bounds_are_in_words(key, words):
     field = Config.model_fields["run"].annotation.model_fields[key]

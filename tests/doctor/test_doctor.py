@@ -44,7 +44,9 @@ def errors(findings: list[Finding]) -> dict[str, str]:
 def test_a_healthy_run_has_nothing_to_fix(healthy: Path) -> None:
     findings = diagnose(config_of(healthy))
     assert errors(findings) == {}
-    assert {"versions", "disk", "model", "tokenizer", "end tokens", "verifier"} <= {f.subject for f in findings}
+    assert {"versions", "disk", "model", "tokenizer", "end tokens", "verifier"} <= {
+        f.subject for f in findings
+    }
     assert "nothing to fix" in format_report(findings)
 
 
@@ -77,7 +79,9 @@ def broken_problems(folder: Path) -> None:
 
 
 def unreadable_truth(folder: Path) -> None:
-    (folder / "problems.jsonl").write_text(json.dumps({"problem": "w1", "answer": "\\frac{1}{"}) + "\n")
+    (folder / "problems.jsonl").write_text(
+        json.dumps({"problem": "w1", "answer": "\\frac{1}{"}) + "\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,10 +97,15 @@ def unreadable_truth(folder: Path) -> None:
             (strange_end_token, "tokenizer", "names end tokens [5000]"),
             (unreadable_truth, "verifier", "not of a form that it reads"),
         ],
-        [(large_tokenizer, "tokenizer", "has 101 tokens"), (large_tokenizer, "model", "by its config.json (50, 64)")],
+        [
+            (large_tokenizer, "tokenizer", "has 101 tokens"),
+            (large_tokenizer, "model", "by its config.json (50, 64)"),
+        ],
     ],
 )
-def test_each_fault_is_found_under_its_own_subject(place: Path, planted: list[tuple[Any, str, str]]) -> None:
+def test_each_fault_is_found_under_its_own_subject(
+    place: Path, planted: list[tuple[Any, str, str]]
+) -> None:
     for fault, _, _ in planted:
         fault(place)
     found = errors(diagnose(config_of(place)))
@@ -107,7 +116,11 @@ def test_each_fault_is_found_under_its_own_subject(place: Path, planted: list[tu
 def test_a_template_that_closes_turns_without_an_end_token_is_a_warning(place: Path) -> None:
     template = place / "model" / "chat_template.jinja"
     template.write_text(template.read_text().replace("<|end|>", "<|user|>"))
-    (warned,) = [f for f in diagnose(config_of(place)) if f.level == "warning" and f.subject == "chat template"]
+    (warned,) = [
+        f
+        for f in diagnose(config_of(place))
+        if f.level == "warning" and f.subject == "chat template"
+    ]
     assert "eos_token_id" in warned.text
 
 
@@ -125,7 +138,9 @@ def test_a_model_that_only_the_hub_has_is_an_error_without_a_network(
     assert "HF_HUB_OFFLINE" in found["hub cache"]
 
 
-def test_small_shared_memory_and_missing_interfaces_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_and_missing_interfaces_are_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "MIN_SHARED_MEMORY", 2**60)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "nosuch0")
     found = errors(diagnose())
@@ -133,21 +148,31 @@ def test_small_shared_memory_and_missing_interfaces_are_errors(tmp_path: Path, m
     assert "nosuch0" in found["network"]
 
 
-def test_a_disk_too_small_for_the_checkpoints_is_an_error(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_too_small_for_the_checkpoints_is_an_error(
+    healthy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=machine.MIN_SHARED_MEMORY))
+    monkeypatch.setattr(
+        machine.shutil, "disk_usage", lambda path: usage._replace(free=machine.MIN_SHARED_MEMORY)
+    )
     assert "disk" not in errors(diagnose(config_of(healthy)))
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
     assert "checkpoint.keep_last" in errors(diagnose(config_of(healthy)))["disk"]
 
 
-def test_an_installed_version_outside_the_requirements_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_version_outside_the_requirements_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = machine.version
-    monkeypatch.setattr(machine, "version", lambda name: "1.0" if name == "transformers" else real(name))
+    monkeypatch.setattr(
+        machine, "version", lambda name: "1.0" if name == "transformers" else real(name)
+    )
     assert "transformers is 1.0" in errors(diagnose())["versions"]
 
 
-def test_gpus_that_torch_cannot_use_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_torch_cannot_use_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(machine, "DEVICES", tmp_path)
     monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
@@ -161,6 +186,8 @@ def test_the_command_exits_with_1_when_something_is_to_fix_and_0_when_not(place:
     healthy = subprocess.run(command, capture_output=True, text=True)
     assert healthy.returncode == 0, healthy.stdout + healthy.stderr
     cut_weights(place)
-    broken = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
+    broken = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"}
+    )
     assert broken.returncode == 1
     assert "FAIL  model" in broken.stdout

@@ -22,11 +22,20 @@ SMALL = [f"eval.harnesses={HARNESSES}", "eval.chunk=4", "data.eval.0.limit=10", 
 
 
 def start(*arguments: str, ranks: int = 1) -> subprocess.Popen[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else []
+    )
     command = [sys.executable, *launcher, "-m", "spiral_mega", "eval", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
 
 

@@ -58,7 +58,10 @@ class RunFolder:
         return [_untimed(record) for record in read_metrics(self.folder)]
 
     def traces(self) -> dict[str, list[dict[str, Any]]]:
-        return {path.name: read_traces(path) for path in sorted((self.folder / "traces").glob("*.parquet"))}
+        return {
+            path.name: read_traces(path)
+            for path in sorted((self.folder / "traces").glob("*.parquet"))
+        }
 
 
 class FinishedRun(RunFolder):
@@ -73,7 +76,11 @@ class FinishedRun(RunFolder):
 
 
 def train_here(
-    folder: Path, *overrides: str, config: str = "configs/demo.yaml", status: int = 0, **environment: str
+    folder: Path,
+    *overrides: str,
+    config: str = "configs/demo.yaml",
+    status: int = 0,
+    **environment: str,
 ) -> FinishedRun:
     """Run `spiral-mega train` to its end in this process, with one rank, and check the exit status.
 
@@ -107,13 +114,24 @@ class TrainingRun(RunFolder):
         super().__init__(folder)
         self.log = folder.with_suffix(".log")
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+            ),
             *("-m", module, "train", config, f"run.dir={folder}", *SMALL, *overrides),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
 
     def finish(self, *, status: int = 0, timeout: float = 240) -> TrainingRun:
@@ -136,8 +154,14 @@ class TrainingRun(RunFolder):
 
     def rank_pids(self) -> list[int]:
         """Return the process ids of the ranks, in no particular order."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [pid for pid in map(int, children) if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        return [
+            pid
+            for pid in map(int, children)
+            if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -171,4 +195,8 @@ def final_weights(run: RunFolder) -> dict[str, torch.Tensor]:
     folder = run.folder / "model"
     files = sorted(folder.rglob("*.safetensors"))
     assert files
-    return {f"{file.relative_to(folder)} {name}": each for file in files for name, each in load_file(file).items()}
+    return {
+        f"{file.relative_to(folder)} {name}": each
+        for file in files
+        for name, each in load_file(file).items()
+    }

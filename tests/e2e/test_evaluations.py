@@ -73,7 +73,9 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(whole, tmp_path):
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("chunk_*.json")}
     assert not (tmp_path / "results.json").exists()
     evaluate(DEMO, *SMALL, "--output", str(tmp_path))
-    assert {path: path.stat().st_mtime_ns for path in done} == done, "what was done is not done again"
+    assert {path: path.stat().st_mtime_ns for path in done} == done, (
+        "what was done is not done again"
+    )
     kept = [path.relative_to(whole[0]) for path in sorted(whole[0].rglob("*")) if path.is_file()]
     kept = [
         path
@@ -85,20 +87,35 @@ def test_killed_and_started_again_it_ends_with_the_same_bytes(whole, tmp_path):
         assert (tmp_path / path).read_bytes() == (whole[0] / path).read_bytes(), path
 
 
-def test_a_folder_of_another_evaluation_is_refused_and_new_harnesses_reuse_what_is_there(whole, tmp_path):
+def test_a_folder_of_another_evaluation_is_refused_and_new_harnesses_reuse_what_is_there(
+    whole, tmp_path
+):
     folder = tmp_path / "copy"
     shutil.copytree(whole[0], folder)
-    printed = evaluate(DEMO, *SMALL, "rollout.sampling.temperature=0.5", "--output", str(folder), status=2)
+    printed = evaluate(
+        DEMO, *SMALL, "rollout.sampling.temperature=0.5", "--output", str(folder), status=2
+    )
     assert "rollout.sampling.temperature was 1.0 and is 0.5" in printed
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("chunk_*.json")}
-    evaluate(DEMO, *SMALL, "eval.harnesses=[{kind: best_of_n, samples: 6}]", "--output", str(folder))
+    evaluate(
+        DEMO, *SMALL, "eval.harnesses=[{kind: best_of_n, samples: 6}]", "--output", str(folder)
+    )
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("chunk_*.json")} == before
     assert {each["metric"] for each in results(folder)["measures"]} == {"best"}
 
 
 def test_a_run_its_checkpoint_and_its_exported_model_are_one_model(tmp_path):
-    run = TrainingRun(tmp_path / "run", "checkpoint.every=5", "model.lora.rank=4", "optimizer.lr=0.03").finish().folder
-    small = [*SMALL, "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 10}]"]
+    run = (
+        TrainingRun(
+            tmp_path / "run", "checkpoint.every=5", "model.lora.rank=4", "optimizer.lr=0.03"
+        )
+        .finish()
+        .folder
+    )
+    small = [
+        *SMALL,
+        "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 10}]",
+    ]
     small.remove("data.eval.0.limit=10")
     short = [*small, "eval.harnesses=[{kind: pass_at_k, samples: 6}]"]
     evaluate(*short, "--model", str(run))
@@ -118,8 +135,14 @@ def test_vllm_measures_what_the_embedded_engine_does_on_average(whole, tmp_path)
     evaluate(DEMO, *many, "--output", str(tmp_path / "embedded"))
     vllm = [*many, "rollout.engine.name=vllm", "rollout.engine.kv_cache_mb=64"]
     evaluate(DEMO, *vllm, "--output", str(tmp_path / "vllm"), launched=True)
-    (ours,), (theirs,) = results(tmp_path / "embedded")["measures"], results(tmp_path / "vllm")["measures"]
-    variance = sum(p * (1 - p) / 64 for values in (ours["values"], theirs["values"]) for p in values) / 10**2
+    (ours,), (theirs,) = (
+        results(tmp_path / "embedded")["measures"],
+        results(tmp_path / "vllm")["measures"],
+    )
+    variance = (
+        sum(p * (1 - p) / 64 for values in (ours["values"], theirs["values"]) for p in values)
+        / 10**2
+    )
     assert abs(ours["mean"] - theirs["mean"]) < 4 * variance**0.5
     first = {path: path.read_bytes() for path in (tmp_path / "vllm" / "records").rglob("*.json")}
     shutil.rmtree(tmp_path / "vllm" / "records")

@@ -19,14 +19,21 @@ from tests.e2e.runs import TrainingRun, copied, train_here
 pytestmark = pytest.mark.slow
 
 SOME_TRACES = (
-    *("algorithm.search_traces=4", "algorithm.set_size=2", "algorithm.num_sets=1", "algorithm.aggregation_traces=2"),
+    *(
+        "algorithm.search_traces=4",
+        "algorithm.set_size=2",
+        "algorithm.num_sets=1",
+        "algorithm.aggregation_traces=2",
+    ),
     *("batch.problems=2", "batch.dynamic_sampling=false"),
 )
 
 
 def kind(name: str) -> str:
     """Training data that is verified by tests.e2e.verifiers."""
-    return f"data.train=[{{path: configs/demo/train.jsonl, verifier: 'tests.e2e.verifiers:{name}'}}]"
+    return (
+        f"data.train=[{{path: configs/demo/train.jsonl, verifier: 'tests.e2e.verifiers:{name}'}}]"
+    )
 
 
 @contextmanager
@@ -53,7 +60,10 @@ def ends(pids: list[int], timeout: float = 60) -> bool:
 def test_a_hung_rank_is_named_and_all_ranks_leave_their_stacks(tmp_path: Path) -> None:
     switch = tmp_path / "hang"
     run = TrainingRun(
-        tmp_path / "run", "run.hang_minutes=0.25", module="tests.e2e.hanging_trainer", FAULT_SWITCH=str(switch)
+        tmp_path / "run",
+        "run.hang_minutes=0.25",
+        module="tests.e2e.hanging_trainer",
+        FAULT_SWITCH=str(switch),
     )
     run.wait_for(lambda: run.reached(2))
     switch.touch()
@@ -121,7 +131,9 @@ def test_a_full_disk_ends_the_run_and_spares_the_older_checkpoint(tmp_path: Path
         assert again.status() == {"state": "finished", "step": 5}
 
 
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(undisturbed: TrainingRun, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    undisturbed: TrainingRun, tmp_path: Path
+) -> None:
     folder = copied(undisturbed, tmp_path / "run", checkpoints=[4, 5])
     newest = folder / "checkpoints" / "step_000005"
     shard = newest / "__1_0.distcp"
@@ -133,7 +145,9 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(undisturbed: Train
     assert again.metrics()[:4] == undisturbed.metrics()[:4]
 
 
-def test_a_run_whose_every_checkpoint_is_damaged_does_not_start_anew(undisturbed: TrainingRun, tmp_path: Path) -> None:
+def test_a_run_whose_every_checkpoint_is_damaged_does_not_start_anew(
+    undisturbed: TrainingRun, tmp_path: Path
+) -> None:
     folder = copied(undisturbed, tmp_path / "run", checkpoints=[5])
     (folder / "checkpoints" / "step_000005" / "meta.json").write_text("{}")
     again = train_here(folder, "run.steps=6", status=2)
@@ -157,7 +171,9 @@ def test_updates_without_a_finite_gradient_are_skipped_counted_and_bounded(tmp_p
     )
 
     def skipped() -> list[float]:
-        return [record.get("optim/skipped", 0.0) for record in run.metrics()] if run.reached(1) else []
+        return (
+            [record.get("optim/skipped", 0.0) for record in run.metrics()] if run.reached(1) else []
+        )
 
     run.wait_for(lambda: run.reached(3))
     switch.touch()
@@ -181,7 +197,8 @@ def test_a_dead_verifier_ends_the_run_before_it_trains_on_zeros(tmp_path: Path) 
     overrides = ("run.steps=2", kind("dies"), *SOME_TRACES)
     run = train_here(tmp_path / "run", *overrides, status=2, FAULT_SWITCH=str(switch))
     assert (
-        "12 of the step's 12 verifications failed (crash 12), more than rewards.max_failure_rate (0.5)" in run.output()
+        "12 of the step's 12 verifications failed (crash 12), more than rewards.max_failure_rate (0.5)"
+        in run.output()
     )
     assert "verification of a response to" in (run.folder / "logs" / "rank0.log").read_text()
     assert not run.reached(1)

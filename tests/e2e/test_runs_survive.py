@@ -93,7 +93,10 @@ def test_changed_training_data_is_refused_until_it_is_accepted_by_name(
     undisturbed: TrainingRun, tmp_path: Path
 ) -> None:
     folder = copied(undisturbed, tmp_path / "run", checkpoints=[5])
-    changes = ("run.steps=6", "data.train=[{path: configs/demo/train.jsonl, verifier: arithmetic, limit: 50}]")
+    changes = (
+        "run.steps=6",
+        "data.train=[{path: configs/demo/train.jsonl, verifier: arithmetic, limit: 50}]",
+    )
     refused = train_here(folder, *changes, status=2)
     assert "the training problems are not those of the checkpoint" in refused.output()
     [key] = set(re.findall(r"data\.accept_fingerprint=\S+", refused.output()))
@@ -128,7 +131,9 @@ def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
     """A start from step 0 must not report the evaluation that another model left in the folder as its own."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "eval/search_accuracy": 0.99}\n')
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 0, "time": 1.0, "eval/search_accuracy": 0.99}\n'
+    )
     evaluated = "data.eval=[{path: configs/demo/heldout.jsonl, verifier: arithmetic, limit: 2}]"
     run = train_here(folder, "run.steps=1", evaluated)
     assert run.metrics()[0]["step"] == 0
@@ -137,6 +142,8 @@ def test_records_of_an_earlier_start_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
-    run = train_here(tmp_path / "run", "run.steps=5", "checkpoint.every=1", "checkpoint.keep_last=2")
+    run = train_here(
+        tmp_path / "run", "run.steps=5", "checkpoint.every=1", "checkpoint.keep_last=2"
+    )
     names = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert names == ["step_000004", "step_000005"]

@@ -21,19 +21,43 @@ pytestmark = pytest.mark.slow
 def test_the_same_problems_get_the_same_traces_on_any_number_of_ranks(tmp_path: Path) -> None:
     """The first step's traces, before any weight has changed, do not depend on who sampled them."""
     texts = []
-    for run in (train_here(tmp_path / "1", "run.steps=1"), TrainingRun(tmp_path / "2", "run.steps=1").finish()):
-        rows = [row for path in (run.folder / "traces").glob("step_000001.*") for row in read_traces(path)]
-        texts.append({row["problem_id"]: (row["sets"], [t["response_ids"] for t in row["traces"]]) for row in rows})
+    for run in (
+        train_here(tmp_path / "1", "run.steps=1"),
+        TrainingRun(tmp_path / "2", "run.steps=1").finish(),
+    ):
+        rows = [
+            row
+            for path in (run.folder / "traces").glob("step_000001.*")
+            for row in read_traces(path)
+        ]
+        texts.append(
+            {
+                row["problem_id"]: (row["sets"], [t["response_ids"] for t in row["traces"]])
+                for row in rows
+            }
+        )
     assert texts[0] == texts[1]
     assert len(texts[0]) >= 4
 
 
-def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_an_engine(tmp_path: Path) -> None:
+def test_a_replay_on_another_number_of_ranks_makes_the_recorded_updates_without_an_engine(
+    tmp_path: Path,
+) -> None:
     steps = "run.steps=2"
-    recorded = TrainingRun(tmp_path / "recorded", steps, f"rollout.record.write={tmp_path / 'record'}").finish()
-    replayed = train_here(tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}")
+    recorded = TrainingRun(
+        tmp_path / "recorded", steps, f"rollout.record.write={tmp_path / 'record'}"
+    ).finish()
+    replayed = train_here(
+        tmp_path / "replayed", steps, f"rollout.record.read={tmp_path / 'record'}"
+    )
     for ours, theirs in zip(replayed.metrics(), recorded.metrics(), strict=True):
-        for name in ("train/loss", "train/tokens", "optim/grad_norm", "batch/prompts_sampled", "reward/aggregation"):
+        for name in (
+            "train/loss",
+            "train/tokens",
+            "optim/grad_norm",
+            "batch/prompts_sampled",
+            "reward/aggregation",
+        ):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
         assert "sync/logprob_gap" not in ours
     folders = (Path("configs/demo/model"), recorded.folder / "model", replayed.folder / "model")
@@ -51,12 +75,31 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
         "telemetry.tensorboard=true",
     ).finish()
     assert load_config(run.folder / "config.yaml").run.steps == 2
-    for name in ("metrics.jsonl", "curves.png", "status.json", "logs/rank0.log", "logs/rank1.log", "tensorboard"):
+    for name in (
+        "metrics.jsonl",
+        "curves.png",
+        "status.json",
+        "logs/rank0.log",
+        "logs/rank1.log",
+        "tensorboard",
+    ):
         assert (run.folder / name).exists(), name
     assert "eval/aggregation_accuracy" in run.output()
     needed = [
-        *("reward/search", "reward/aggregation", "length/search", "length/aggregation", "gated/search"),
-        *("gated/aggregation", "batch/effective_share", "entropy/search", "entropy/aggregation", "entropy/trained"),
+        *(
+            "reward/search",
+            "reward/aggregation",
+            "length/search",
+            "length/aggregation",
+            "gated/search",
+        ),
+        *(
+            "gated/aggregation",
+            "batch/effective_share",
+            "entropy/search",
+            "entropy/aggregation",
+            "entropy/trained",
+        ),
         *(
             "sampler/log_ratio_mean",
             "sampler/log_ratio_abs_max",
@@ -70,8 +113,16 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
     for record in steps:
         assert not [name for name in needed if name not in record]
         assert record["sampler/log_ratio_abs_max"] < 1e-4  # the sampler had the trainer's weights
-    timed = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()][1]
-    for name in ("time/rollout", "time/update", "time/sync", "throughput/tokens_per_s", "memory/peak_rss_gib"):
+    timed = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()][
+        1
+    ]
+    for name in (
+        "time/rollout",
+        "time/update",
+        "time/sync",
+        "throughput/tokens_per_s",
+        "memory/peak_rss_gib",
+    ):
         assert timed[name] > 0
     model = AutoModelForCausalLM.from_pretrained(run.folder / "model")
     assert AutoTokenizer.from_pretrained(run.folder / "model").chat_template
@@ -81,7 +132,11 @@ def test_a_run_leaves_what_its_documentation_promises(tmp_path: Path) -> None:
 def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path: Path) -> None:
     """No response can be right, so every advantage is zero: the bound on rounds is reached, the step has no update."""
     rows = [
-        {"id": str(i), "problem": "3 41", "answer": '{"start": 3, "target": 64, "moves": [[5, 1]], "modulus": 64}'}
+        {
+            "id": str(i),
+            "problem": "3 41",
+            "answer": '{"start": 3, "target": 64, "moves": [[5, 1]], "modulus": 64}',
+        }
         for i in range(6)
     ]
     data = tmp_path / "impossible.jsonl"
@@ -118,8 +173,16 @@ def test_a_batch_without_any_signal_changes_nothing_and_does_not_crash(tmp_path:
             "algorithm.loss_reduction=token_mean",
         ),
         ("algorithm.loss.name=gspo", "algorithm.target_length=5", "policy.param_dtype=bfloat16"),
-        ("algorithm.loss.name=cispo", "policy.activation_checkpointing=true", "optimizer.schedule=cosine"),
-        ("algorithm.objective=passk", "algorithm.num_sets=70", "algorithm.component_weights=unbiased"),
+        (
+            "algorithm.loss.name=cispo",
+            "policy.activation_checkpointing=true",
+            "optimizer.schedule=cosine",
+        ),
+        (
+            "algorithm.objective=passk",
+            "algorithm.num_sets=70",
+            "algorithm.component_weights=unbiased",
+        ),
     ],
     ids=["grpo", "balanced", "gspo", "cispo", "passk"],
 )
@@ -131,12 +194,16 @@ def test_other_recipes_run_in_the_same_loop(tmp_path: Path, overrides: tuple[str
     trained = {name.partition("/")[2] for name in last if name.startswith("weight/")}
     assert trained == {name for name in ("search", "aggregation") if f"reward/{name}" in last}
     if "algorithm.component_weights=unbiased" in overrides:
-        assert all(last[f"weight/{name}"] * last[f"scale/{name}"] == pytest.approx(1) for name in trained)
+        assert all(
+            last[f"weight/{name}"] * last[f"scale/{name}"] == pytest.approx(1) for name in trained
+        )
     searches_only = {"algorithm.objective=grpo", "algorithm.objective=passk"} & {*overrides}
     assert ("reward/aggregation" in last) == (not searches_only)
 
 
-def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_the_start(tmp_path: Path) -> None:
+def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_the_start(
+    tmp_path: Path,
+) -> None:
     """Two updates from a start that is its own reference: no distance yet in the first, some in the second."""
     run = train_here(
         tmp_path / "run",
@@ -153,7 +220,10 @@ def test_regularizers_reach_traces_without_credit_and_measure_the_distance_from_
 def test_a_mistake_in_the_data_is_a_plain_error_before_weights_are_read(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"problem": "1 2", "answer": null}\n')
-    overrides = (f"data.train=[{{path: {bad}, verifier: arithmetic}}]", "model.path=configs/demo/model")
+    overrides = (
+        f"data.train=[{{path: {bad}, verifier: arithmetic}}]",
+        "model.path=configs/demo/model",
+    )
     run = train_here(tmp_path / "run", *overrides, status=2)
     assert f"error: {bad}" in run.output()
     assert "Loading weights" not in run.output()

@@ -46,7 +46,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 
 @pytest.mark.parametrize("name", ["adapters", "models"])
-def test_each_trace_is_learnt_from_by_the_model_that_wrote_it(name: str, request: pytest.FixtureRequest) -> None:
+def test_each_trace_is_learnt_from_by_the_model_that_wrote_it(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """Each model's log-probs are those that its traces were sampled with, in every step of models that part."""
     run: RunFolder = request.getfixturevalue(name)
     for record in run.metrics():
@@ -56,19 +58,28 @@ def test_each_trace_is_learnt_from_by_the_model_that_wrote_it(name: str, request
             assert record[f"optim/updates/{model}"] == 1
             assert record[f"optim/grad_norm/{model}"] > 0
         assert "optim/grad_norm" not in record
-    assert run.metrics()[0]["optim/grad_norm/search"] != run.metrics()[0]["optim/grad_norm/aggregation"]
+    assert (
+        run.metrics()[0]["optim/grad_norm/search"]
+        != run.metrics()[0]["optim/grad_norm/aggregation"]
+    )
 
 
-def test_two_adapters_resume_bit_for_bit_and_refuse_a_change(adapters: TrainingRun, tmp_path: Path) -> None:
+def test_two_adapters_resume_bit_for_bit_and_refuse_a_change(
+    adapters: TrainingRun, tmp_path: Path
+) -> None:
     folder = copied(adapters, tmp_path / "run", checkpoints=[4])
     again = TrainingRun(folder, config=ADAPTERS).finish()
     assert "resumed from step 4" in again.output()
     assert_same_run(adapters, again)
-    refused = train_here(folder, "two_models.frozen=search", "run.steps=6", config=ADAPTERS, status=2)
+    refused = train_here(
+        folder, "two_models.frozen=search", "run.steps=6", config=ADAPTERS, status=2
+    )
     assert "two_models.frozen was None and is 'search'" in refused.output()
 
 
-def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: FinishedRun, tmp_path: Path) -> None:
+def test_two_models_go_on_from_a_checkpoint_bit_for_bit(
+    models: FinishedRun, tmp_path: Path
+) -> None:
     folder = copied(models, tmp_path / "run", checkpoints=[2])
     again = train_here(folder, "run.steps=3", config=MODELS)
     assert "resumed from step 2" in again.output()
@@ -79,14 +90,23 @@ def test_two_models_go_on_from_a_checkpoint_bit_for_bit(models: FinishedRun, tmp
 
 
 def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path: Path) -> None:
-    changes = ("run.steps=2", "two_models.frozen=aggregation", "two_models.aggregation_optimizer=null")
+    changes = (
+        "run.steps=2",
+        "two_models.frozen=aggregation",
+        "two_models.aggregation_optimizer=null",
+    )
     run = train_here(tmp_path / "run", *changes, config=MODELS)
     search, aggregation = (
-        load_file(run.folder / "model" / model / "model.safetensors") for model in ("search", "aggregation")
+        load_file(run.folder / "model" / model / "model.safetensors")
+        for model in ("search", "aggregation")
     )
     assert all(torch.equal(aggregation[name], START[name]) for name in START)
     assert not all(torch.equal(search[name], START[name]) for name in START)
-    stored = FileSystemReader(run.folder / "checkpoints" / "step_000002").read_metadata().state_dict_metadata
+    stored = (
+        FileSystemReader(run.folder / "checkpoints" / "step_000002")
+        .read_metadata()
+        .state_dict_metadata
+    )
     assert {name.split(".")[0] for name in stored if name.startswith("policy")} == {"policy_search"}
     for record in run.metrics():
         assert record["optim/updates/search"] == 1
@@ -95,13 +115,25 @@ def test_a_frozen_aggregator_is_in_no_checkpoint_and_leaves_as_it_came(tmp_path:
         assert record["sync/logprob_gap/aggregation"] < 1e-4
 
 
-def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: FinishedRun, tmp_path: Path) -> None:
+def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(
+    models: FinishedRun, tmp_path: Path
+) -> None:
     """Every trace of it, at every level, has the log-probs that transformers gives with that model's export."""
-    evaluate("--model", str(models.folder), PROBLEMS, HARNESSES, "rewards.workers=1", "--output", str(tmp_path))
+    evaluate(
+        "--model",
+        str(models.folder),
+        PROBLEMS,
+        HARNESSES,
+        "rewards.workers=1",
+        "--output",
+        str(tmp_path),
+    )
     config = load_config(models.folder / "config.yaml")
     prompter = Prompter(config.prompts, AutoTokenizer.from_pretrained(config.model.path))
     both = {
-        name: AutoModelForCausalLM.from_pretrained(models.folder / "model" / name, dtype=torch.float32)
+        name: AutoModelForCausalLM.from_pretrained(
+            models.folder / "model" / name, dtype=torch.float32
+        )
         for name in ("search", "aggregation")
     }
     own, others, components = [], [], set()
@@ -115,7 +147,11 @@ def test_an_evaluation_searches_with_theta_and_aggregates_with_phi(models: Finis
                 prompt = prompter.aggregation_prompt(episode.problem, shown)
             writer = "search" if trace.set_index is None else "aggregation"
             for name, model in both.items():
-                gap = float((logprobs(model, prompt, trace.response_ids) - torch.tensor(trace.logprobs)).abs().max())
+                gap = float(
+                    (logprobs(model, prompt, trace.response_ids) - torch.tensor(trace.logprobs))
+                    .abs()
+                    .max()
+                )
                 (own if name == writer else others).append(gap)
             components.add(trace.component)
     assert components == {"search", "aggregation", "aggregation_2"}

@@ -88,7 +88,10 @@ def test_whatever_is_asked_is_answered_soon(text: str) -> None:
     ],
 )
 def test_a_turn_that_ends_in_a_call_is_answered(turn: str, replies: list[str]) -> None:
-    answered = reply(PROBLEM, [{"role": "user", "content": "<calc>9</calc>"}, {"role": "assistant", "content": turn}])
+    answered = reply(
+        PROBLEM,
+        [{"role": "user", "content": "<calc>9</calc>"}, {"role": "assistant", "content": turn}],
+    )
     assert answered == [{"role": "tool", "content": content} for content in replies]
 
 
@@ -108,17 +111,27 @@ SIZES = {"sampling.max_response_tokens": 16, "sampling.max_context_tokens": 128}
 
 def sums(count: int) -> list[Problem]:
     pairs = [(1 + 7 * i % 19, 1 + 5 * i % 20) for i in range(count)]
-    return [Problem(f"{a}+{b}", ({"role": "user", "content": f"{a} + {b}"},), (str(a + b),), "exact") for a, b in pairs]
+    return [
+        Problem(f"{a}+{b}", ({"role": "user", "content": f"{a} + {b}"},), (str(a + b),), "exact")
+        for a, b in pairs
+    ]
 
 
 def sample(folder: Path, runtime: Runtime, environment: str | None) -> list[Episode]:
-    config = make_config(folder, rollout=SIZES | {"sampling.environment": environment}, prompts={"instruction": ""})
+    config = make_config(
+        folder, rollout=SIZES | {"sampling.environment": environment}, prompts={"instruction": ""}
+    )
     tokenizer = load_tokenizer(config.model)
     engine = build_engine(config, stop_ids(config.model, tokenizer), runtime)
     engine.load_weights(pretrained_weights(str(folder)))
     with VerifierPool(10.0, 1, ("exact",)) as verifier:
-        prompter, plan = Prompter(config.prompts, tokenizer), SamplingPlan(config.algorithm.search_traces)
-        pipeline = Pipeline(engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan)
+        prompter, plan = (
+            Prompter(config.prompts, tokenizer),
+            SamplingPlan(config.algorithm.search_traces),
+        )
+        pipeline = Pipeline(
+            engine, prompter, verifier, tokenizer, config.algorithm, config.rollout, plan=plan
+        )
         return pipeline.run([task(each) for each in sums(8)])
 
 
@@ -126,7 +139,9 @@ def searches(episodes: list[Episode]) -> list[Trace]:
     return [trace for episode in episodes for trace in episode.search]
 
 
-def test_a_model_that_calls_the_calculator_is_right_with_it_and_lost_without(taught: Path, runtime: Runtime) -> None:
+def test_a_model_that_calls_the_calculator_is_right_with_it_and_lost_without(
+    taught: Path, runtime: Runtime
+) -> None:
     with_it, without = (searches(sample(taught, runtime, each)) for each in ("calculator", None))
     assert sum(trace.reward for trace in with_it) / len(with_it) > 0.8
     assert sum(trace.reward for trace in without) == 0
@@ -134,13 +149,25 @@ def test_a_model_that_calls_the_calculator_is_right_with_it_and_lost_without(tau
     assert not any(trace.observation_spans for trace in without)
 
 
-def test_the_policy_gives_each_written_token_the_samplers_probability(taught: Path, runtime: Runtime) -> None:
+def test_the_policy_gives_each_written_token_the_samplers_probability(
+    taught: Path, runtime: Runtime
+) -> None:
     """So the context of every turn is the one that it was sampled in; what the tool said has no loss."""
-    traces = [trace for trace in searches(sample(taught, runtime, "calculator")) if trace.observation_spans]
+    traces = [
+        trace
+        for trace in searches(sample(taught, runtime, "calculator"))
+        if trace.observation_spans
+    ]
     policy = build_policy(make_config(taught, policy={"microbatch_tokens": 4096}), runtime)
     sequences = [
         TrainingSequence(
-            SequenceKey(0, i), t.prompt_ids, t.response_ids, t.logprobs, 1.0, 1e-3, tuple(t.observation_spans)
+            SequenceKey(0, i),
+            t.prompt_ids,
+            t.response_ids,
+            t.logprobs,
+            1.0,
+            1e-3,
+            tuple(t.observation_spans),
         )
         for i, t in enumerate(traces)
     ]
@@ -157,7 +184,9 @@ def test_the_policy_gives_each_written_token_the_samplers_probability(taught: Pa
 def test_the_trainer_learns_from_traces_of_two_turns(tmp_path: Path, taught: Path) -> None:
     """The whole loop: the policy that is trained gives what the engine samples after each sync, tool or none."""
     data = tmp_path / "sums.jsonl"
-    rows = [{"id": p.id, "problem": p.messages[0]["content"], "answer": p.answer[0]} for p in sums(16)]
+    rows = [
+        {"id": p.id, "problem": p.messages[0]["content"], "answer": p.answer[0]} for p in sums(16)
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tmp_path / "calculator.yaml"
     config.write_text(
@@ -182,4 +211,6 @@ algorithm: {{objective: grpo, search_traces: 8, entropy_bonus: 1.0e-4}}  # so th
         assert step["reward/search"] > 0.5
         assert step["sampler/log_ratio_abs_max"] < 1e-4
         assert step["train/tokens"] == step["rollout/response_tokens"]
-    assert sum(step["rollout/response_tokens"] for step in run.metrics()) == sum(trace["length"] for trace in traces)
+    assert sum(step["rollout/response_tokens"] for step in run.metrics()) == sum(
+        trace["length"] for trace in traces
+    )

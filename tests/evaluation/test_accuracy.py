@@ -47,7 +47,10 @@ class FixedPipeline:
             return Trace(component, i, [1], [2], [-1.0], "stop", "", set_index, float(reward))
 
         search = [trace(SEARCH, i, reward) for i, reward in enumerate(rewards)]
-        groups = [[trace(AGGREGATION, i, r, l) for i, r in enumerate(row)] for l, row in enumerate([[1, 0], [1, 1]])]
+        groups = [
+            [trace(AGGREGATION, i, r, l) for i, r in enumerate(row)]
+            for l, row in enumerate([[1, 0], [1, 1]])
+        ]
         return Episode(task.problem, task.step, search, [(0, 1), (2, 3)], groups, index=index)
 
 
@@ -61,7 +64,9 @@ def test_means_are_those_of_numbers_worked_out_by_hand(runtime):
     }
 
 
-@pytest.mark.parametrize(("job", "counts"), [("evaluation", (PROBLEMS, REPEATS)), ("evaluation_of_one", (1, 1))])
+@pytest.mark.parametrize(
+    ("job", "counts"), [("evaluation", (PROBLEMS, REPEATS)), ("evaluation_of_one", (1, 1))]
+)
 def test_one_and_two_ranks_give_the_same_means_on_every_rank(runtime, job, counts):
     """Also when a rank has no problem at all."""
     expected = [by_hand(seed, *counts) for seed in (1, 1, 2)]
@@ -73,7 +78,9 @@ def test_one_and_two_ranks_give_the_same_means_on_every_rank(runtime, job, count
 
 def test_every_evaluation_of_a_run_uses_the_same_seeds_and_each_only_once(runtime):
     for ranks in ([scripted_evaluation(runtime, PROBLEMS, REPEATS)], of_ranks(2, "evaluation")):
-        first, again, other = ([parts for rank in ranks for parts in rank["tasks"][call]] for call in range(3))
+        first, again, other = (
+            [parts for rank in ranks for parts in rank["tasks"][call]] for call in range(3)
+        )
         assert Counter(first) == Counter(again)
         assert len(set(first)) == len(first) == PROBLEMS * REPEATS
         assert not set(first) & set(other)

@@ -34,7 +34,9 @@ def test_what_cannot_be_evaluated_is_said_before_anything_is_loaded(arguments, m
 
 def make_run(folder: Path, *, model: bool, steps: list[int]) -> Path:
     """A run's folder as training leaves it, as far as names go."""
-    config = load_config(DEMO, [f"run.dir={folder}", "model.lora.rank=4", "rollout.sampling.temperature=0.7"])
+    config = load_config(
+        DEMO, [f"run.dir={folder}", "model.lora.rank=4", "rollout.sampling.temperature=0.7"]
+    )
     folder.mkdir()
     (folder / "config.yaml").write_text(dump_config(config))
     for step in steps:
@@ -50,7 +52,11 @@ def make_run(folder: Path, *, model: bool, steps: list[int]) -> Path:
 def test_of_a_run_the_final_model_is_taken_with_the_runs_settings(tmp_path):
     run = make_run(tmp_path / "run", model=True, steps=[40])
     config, source, folder = prepare(None, str(run), None, ["run.seed=5"])
-    assert (source.checkpoint, config.model.path, config.model.lora) == (None, str(run / "model"), None)
+    assert (source.checkpoint, config.model.path, config.model.lora) == (
+        None,
+        str(run / "model"),
+        None,
+    )
     assert (config.rollout.sampling.temperature, config.run.seed) == (0.7, 5)
     assert folder == run / "evaluation"
 
@@ -66,7 +72,9 @@ def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken_with_its_adap
 
 def test_a_given_configuration_wins_over_the_runs_but_not_for_the_model(tmp_path):
     run = make_run(tmp_path / "run", model=False, steps=[40])
-    config, _, folder = prepare(Path(DEMO), str(run / "checkpoints" / "step_000040"), tmp_path / "out", [])
+    config, _, folder = prepare(
+        Path(DEMO), str(run / "checkpoints" / "step_000040"), tmp_path / "out", []
+    )
     assert config.rollout.sampling.temperature == 1.0
     assert config.model.lora is not None
     assert folder == tmp_path / "out"

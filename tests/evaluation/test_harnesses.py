@@ -31,11 +31,15 @@ def measures(of, *records):
 
 def test_pass_at_k_reports_powers_of_two_and_the_tokens_that_k_responses_cost():
     of = harness(kind="pass_at_k", samples=6)
-    plan, found = measures(of, graded([1, 0, 0, 0, 0, 0]), graded([0.9] * 6, lengths=[1, 2, 3, 4, 5, 9]))
+    plan, found = measures(
+        of, graded([1, 0, 0, 0, 0, 0]), graded([0.9] * 6, lengths=[1, 2, 3, 4, 5, 9])
+    )
     assert plan == SamplingPlan(6)
     assert [each.x for each in found] == [1, 2, 4, 6]
     assert [each.values for each in found] == [[pytest.approx(k / 6), 0.0] for k in (1, 2, 4, 6)]
-    assert found[1].tokens == pytest.approx({"prompt": 20.0, "generated": (10 + 8) / 2, "cached": 8.0})
+    assert found[1].tokens == pytest.approx(
+        {"prompt": 20.0, "generated": (10 + 8) / 2, "cached": 8.0}
+    )
     assert found[1].budget == 2 * LONGEST
     assert found[1].mean == pytest.approx(1 / 6)
 
@@ -53,7 +57,10 @@ def test_sequential_reads_rewards_at_each_budget_and_counts_no_token_past_it():
     truncated = {"2": [0.0, 1.0], "8": [1.0, 1.0]}
     plan, found = measures(of, graded([1, 1], lengths=[7, 1], truncated_rewards=truncated))
     assert plan == SamplingPlan(2, max_tokens=8)
-    assert [(each.x, each.values, each.tokens["generated"]) for each in found] == [(2, [0.5], 1.5), (8, [1.0], 4.0)]
+    assert [(each.x, each.values, each.tokens["generated"]) for each in found] == [
+        (2, [0.5], 1.5),
+        (8, [1.0], 4.0),
+    ]
     assert harness(kind="sequential").token_budgets(100) == [13, 25, 50, 100]
 
 
@@ -74,18 +81,28 @@ def test_rsa_reads_each_population_by_itself_and_adds_up_what_it_took_to_get_the
 
 
 def test_a_pipeline_is_its_stages_and_is_read_at_the_end():
-    stages = [{"search": 4, "tokens": 3}, {"aggregate": 2, "set_size": 3, "tokens": 5}, {"aggregate": 1, "set_size": 2}]
+    stages = [
+        {"search": 4, "tokens": 3},
+        {"aggregate": 2, "set_size": 3, "tokens": 5},
+        {"aggregate": 1, "set_size": 2},
+    ]
     of = harness(kind="pipeline", name="mine", stages=stages, reducer="best")
     plan, (found,) = measures(of, graded([1, 1, 1, 1, 0, 0, 0.5]))
-    assert plan == SamplingPlan(4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3)
+    assert plan == SamplingPlan(
+        4, levels=(Level(2, 3, "independent", 5), Level(1, 2, "independent")), max_tokens=3
+    )
     assert (found.harness, found.values, found.budget) == ("mine", [0.5], 4 * 3 + 2 * 5 + LONGEST)
     specs = plan.draw_sets(np.random.default_rng(0))
     assert [plan.max_tokens, *(spec.max_tokens for spec in specs)] == [3, 5, 5, None]
-    assert [(spec.level, spec.component) for spec in specs] == [(0, "aggregation")] * 2 + [(1, "aggregation_2")]
+    assert [(spec.level, spec.component) for spec in specs] == [(0, "aggregation")] * 2 + [
+        (1, "aggregation_2")
+    ]
 
 
 def test_each_set_is_drawn_without_replacement_from_the_level_before_and_all_are_equally_likely():
-    plan = SamplingPlan(4, aggregation_traces=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent")))
+    plan = SamplingPlan(
+        4, aggregation_traces=2, levels=(Level(3, 2, "independent"), Level(2, 3, "independent"))
+    )
     rng = np.random.default_rng(0)
     drawn = [[spec.members for spec in plan.draw_sets(rng)] for _ in range(3000)]
     for sets in drawn:
@@ -96,7 +113,9 @@ def test_each_set_is_drawn_without_replacement_from_the_level_before_and_all_are
     for position in range(3):
         counts = np.unique([sets[position] for sets in drawn], axis=0, return_counts=True)[1]
         assert len(counts) == 12, "ordered pairs of four"
-        assert ((counts - 250) ** 2 / 250).sum() < 31.3, "chi-square with 11 degrees of freedom, 0.1 %"
+        assert ((counts - 250) ** 2 / 250).sum() < 31.3, (
+            "chi-square with 11 degrees of freedom, 0.1 %"
+        )
     pairs = {(sets[0], sets[1]) for sets in drawn}
     assert len(pairs) == 144, "children draw independently, and may draw alike"
 
@@ -128,13 +147,17 @@ def test_budgets_are_not_read_off_traces_of_several_turns():
     ("harnesses", "message"),
     [
         ([{"kind": "rsa"}, {"kind": "rsa", "steps": 2}], "several are called 'rsa'"),
-        ([{"kind": "rsa", "population": 8, "set_size": 8}], "rsa: a set of 8 may come to 88 tokens"),
+        (
+            [{"kind": "rsa", "population": 8, "set_size": 8}],
+            "rsa: a set of 8 may come to 88 tokens",
+        ),
         ([{"kind": "sequential", "budgets": [4, 70]}], "a response may come to 86 tokens"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused_with_the_numbers(harnesses, message):
     config = settings(
-        eval={"harnesses": harnesses}, rollout={"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 80}
+        eval={"harnesses": harnesses},
+        rollout={"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 80},
     )
     with pytest.raises(ConfigError, match=message):
         plan_samplings(config)
@@ -147,7 +170,11 @@ def test_what_cannot_be_sampled_is_refused_with_the_numbers(harnesses, message):
         {"kind": "pass_at_k", "samples": 4, "ks": [8]},
         {"kind": "pipeline", "name": "x", "stages": [{"aggregate": 2, "set_size": 1}]},
         {"kind": "pipeline", "name": "x", "stages": [{"search": 2}, {"search": 2}]},
-        {"kind": "pipeline", "name": "x", "stages": [{"search": 2}, {"aggregate": 4, "set_size": 3}]},
+        {
+            "kind": "pipeline",
+            "name": "x",
+            "stages": [{"search": 2}, {"aggregate": 4, "set_size": 3}],
+        },
         {"kind": "pipeline", "stages": [{"search": 2}]},
         {"kind": "rsa", "stepz": 3},
         {"kind": "vote"},
@@ -160,5 +187,6 @@ def test_a_harness_that_makes_no_sense_is_refused(values):
 
 def test_a_harness_is_registered_under_its_own_kind():
     assert {kind: harness.model_fields["kind"].default for kind, harness in HARNESSES.items()} == {
-        kind: kind for kind in ("pass_at_k", "majority", "best_of_n", "sequential", "rsa", "pipeline")
+        kind: kind
+        for kind in ("pass_at_k", "majority", "best_of_n", "sequential", "rsa", "pipeline")
     }

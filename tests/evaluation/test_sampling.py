@@ -36,7 +36,9 @@ def run(folder, verifier, runtime, interrupted=lambda engine: False):
     """Sample all problems, two a chunk; what the engine saw."""
     engine = ResetRecorder(first_come)
     config = settings(rollout={"engine.exchange_steps": 1})
-    pipeline = pipeline_of(engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine))
+    pipeline = pipeline_of(
+        engine, verifier, config, plan=SAMPLING.plan, interrupted=lambda: interrupted(engine)
+    )
     grading = partial(grade, token_budgets=(), verifier=verifier, tokenizer=tiny_tokenizer())
     try:
         sample(SAMPLING, PROBLEMS, pipeline, grading, Store(folder), runtime, chunk=2, seed=7)
@@ -54,7 +56,9 @@ def test_each_chunk_begins_with_an_empty_engine_and_is_sampled_once(tmp_path, ve
     events, stopped = run(tmp_path, verifier, runtime)
     assert not stopped
     assert [kind for kind, _ in events] == ["reset", "add", "add"] * 2 + ["reset", "add"]
-    records = [each.problem for chunk in range(3) for each in Store(tmp_path).read("search3", chunk)]
+    records = [
+        each.problem for chunk in range(3) for each in Store(tmp_path).read("search3", chunk)
+    ]
     assert records == [each.id for each in PROBLEMS]
     assert run(tmp_path, verifier, runtime) == ([], False)
 
@@ -76,7 +80,9 @@ def test_a_try_on_more_ranks_leaves_no_traces_behind(tmp_path, verifier, runtime
     store = Store(tmp_path)
     store.write_traces("search3", 0, 5, [])
     run(tmp_path, verifier, runtime)
-    assert {path.name for path in tmp_path.rglob("*.parquet")} == {f"chunk_00000{i}.rank0.parquet" for i in range(3)}
+    assert {path.name for path in tmp_path.rglob("*.parquet")} == {
+        f"chunk_00000{i}.rank0.parquet" for i in range(3)
+    }
 
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):

@@ -25,8 +25,12 @@ def test_a_few_steps_move_the_weights_and_stay_finite() -> None:
         assert 0 <= metrics["reward/search"] <= 1
         assert 0 <= metrics["reward/aggregation"] <= 1
         assert metrics["optim/grad_norm"] > 0
-    start = AutoModelForCausalLM.from_pretrained("configs/demo/model", dtype=torch.float32).state_dict()
-    moved = [name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, start[name])]
+    start = AutoModelForCausalLM.from_pretrained(
+        "configs/demo/model", dtype=torch.float32
+    ).state_dict()
+    moved = [
+        name for name, tensor in policy.state_dict().items() if not torch.equal(tensor, start[name])
+    ]
     assert set(moved) == set(start)
 
 

@@ -36,7 +36,9 @@ class Case:
         generator = torch.Generator().manual_seed(self.T * 7919 + self.V)
 
         def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-            return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(self.dtype)
+            return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(
+                self.dtype
+            )
 
         made = {
             "hidden": normal(self.T, self.H),
@@ -63,13 +65,21 @@ def options(case: Case) -> dict[str, Any]:
 
 def arguments(tensors: Tensors) -> dict[str, Any]:
     """Return the arguments of linear_logprob."""
-    adapter = (tensors["adapter_input"], tensors["adapter_weight"]) if "adapter_input" in tensors else None
-    kept = {name: tensors[name] for name in ("hidden", "weight", "targets", "bias") if name in tensors}
+    adapter = (
+        (tensors["adapter_input"], tensors["adapter_weight"])
+        if "adapter_input" in tensors
+        else None
+    )
+    kept = {
+        name: tensors[name] for name in ("hidden", "weight", "targets", "bias") if name in tensors
+    }
     return kept | {"adapter": adapter}
 
 
 def leaves(tensors: Tensors) -> Tensors:
-    return {n: t.detach().clone().requires_grad_() if n in INPUTS else t for n, t in tensors.items()}
+    return {
+        n: t.detach().clone().requires_grad_() if n in INPUTS else t for n, t in tensors.items()
+    }
 
 
 def computed(tensors: Tensors, case: Case, **more: Any) -> Tensors:
@@ -107,7 +117,9 @@ def truth(tensors: Tensors, case: Case, dtype: torch.dtype | None = torch.float6
 
 def _together(outputs: list[torch.Tensor], tensors: Tensors, case: Case) -> Tensors:
     used = 3 if case.entropy_gradient else 2
-    loss = sum((o * u.to(o)).sum() for o, u in zip(outputs[:used], tensors["upstream"][:used], strict=True))
+    loss = sum(
+        (o * u.to(o)).sum() for o, u in zip(outputs[:used], tensors["upstream"][:used], strict=True)
+    )
     loss.backward()  # type: ignore[union-attr]
     found = {name: output.detach() for name, output in zip(OUTPUTS, outputs, strict=True)}
     return found | {name: tensors[name].grad for name in INPUTS if name in tensors}  # type: ignore[dict-item]
@@ -116,7 +128,9 @@ def _together(outputs: list[torch.Tensor], tensors: Tensors, case: Case) -> Tens
 def assert_accurate(found: Tensors, expected: Tensors) -> None:
     """Assert float32 errors: 2e-6 of the largest log-prob, 1e-5 of the largest gradient and entropy (a sum over V)."""
     errors = relative_errors(found, expected)
-    assert all(error <= (2e-6 if key in OUTPUTS[:2] else 1e-5) for key, error in errors.items()), errors
+    assert all(error <= (2e-6 if key in OUTPUTS[:2] else 1e-5) for key, error in errors.items()), (
+        errors
+    )
 
 
 def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
@@ -133,7 +147,10 @@ def relative_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
 
 
 def rms_errors(found: Tensors, expected: Tensors) -> dict[str, float]:
-    return {n: float((found[n].double() - right.double()).square().mean().sqrt()) for n, right in expected.items()}
+    return {
+        n: float((found[n].double() - right.double()).square().mean().sqrt())
+        for n, right in expected.items()
+    }
 
 
 RAGGED = {

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 LARGE = {
     "float32, large": Case(700, 1024, 20_000),
     "bfloat16, large": Case(2000, 4096, 151_936, dtype=torch.bfloat16, idle=0.5),
-    "bfloat16, large, adapter": Case(1500, 2048, 151_936, dtype=torch.bfloat16, rank=32, temperature=0.7),
+    "bfloat16, large, adapter": Case(
+        1500, 2048, 151_936, dtype=torch.bfloat16, rank=32, temperature=0.7
+    ),
 }
 
 
@@ -74,16 +76,21 @@ def test_the_logits_are_never_whole() -> None:
     assert torch.cuda.max_memory_allocated() - before - gradient < case.T * case.V * 4 / 20
 
 
-@pytest.mark.parametrize(("hidden", "dtype"), [(1024, torch.bfloat16), (4096, torch.bfloat16), (1024, torch.float32)])
+@pytest.mark.parametrize(
+    ("hidden", "dtype"), [(1024, torch.bfloat16), (4096, torch.bfloat16), (1024, torch.float32)]
+)
 def test_time_and_memory_against_the_four_products_alone(
     hidden: int, dtype: torch.dtype, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Print the ratio of times, medians of alternating rounds; assert memory, which does not depend on load."""
     tokens, vocab = 16_384, 151_936
     rounds = [
-        {name: measure(name, tokens, hidden, vocab, dtype, "cuda") for name in ("floor", "ours")} for _ in range(5)
+        {name: measure(name, tokens, hidden, vocab, dtype, "cuda") for name in ("floor", "ours")}
+        for _ in range(5)
     ]
-    wall = {name: statistics.median(each[name]["wall"] for each in rounds) for name in ("floor", "ours")}
+    wall = {
+        name: statistics.median(each[name]["wall"] for each in rounds) for name in ("floor", "ours")
+    }
     with capsys.disabled():
         print(f"\n{torch.cuda.get_device_name()}, T={tokens} H={hidden} V={vocab} {dtype}: "
               f"{wall['ours']:.4f} s, {wall['ours'] / wall['floor']:.2f} x the matrix products alone")  # fmt: skip

@@ -70,7 +70,9 @@ def test_huge_logits_overflow_nothing(name: str, backend: str) -> None:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", HALF)
-def test_half_precision_is_no_worse_than_the_models_own_logits_in_float32(name: str, backend: str) -> None:
+def test_half_precision_is_no_worse_than_the_models_own_logits_in_float32(
+    name: str, backend: str
+) -> None:
     case = HALF[name]
     tensors = case.tensors()
     expected = truth(tensors, case)
@@ -88,7 +90,8 @@ def test_sums_over_many_blocks_of_tokens_are_rounded_once(monkeypatch: pytest.Mo
     tensors["upstream"] = tensors["upstream"].abs()
     expected = truth(tensors, case)
     ours, naive = (
-        rms_errors(found, expected) for found in (computed(tensors, case, backend="cpu"), truth(tensors, case, None))
+        rms_errors(found, expected)
+        for found in (computed(tensors, case, backend="cpu"), truth(tensors, case, None))
     )
     assert ours["weight"] <= 1.1 * naive["weight"]
 
@@ -107,7 +110,9 @@ def test_gradients_pass_gradcheck(backend: str, output: int, softcap: float | No
         assert result is not None
         return result
 
-    assert torch.autograd.gradcheck(function, [tensors[name].requires_grad_() for name in INPUTS], fast_mode=True)
+    assert torch.autograd.gradcheck(
+        function, [tensors[name].requires_grad_() for name in INPUTS], fast_mode=True
+    )
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -115,13 +120,19 @@ def test_only_the_gradients_that_are_needed_are_computed() -> None:
     case = RAGGED["adapter"]
     tensors = case.tensors()
     asked = {"hidden", "adapter_weight"}
-    given = {n: t.clone().requires_grad_(n in asked) if n in INPUTS else t for n, t in tensors.items()}
+    given = {
+        n: t.clone().requires_grad_(n in asked) if n in INPUTS else t for n, t in tensors.items()
+    }
     outputs = linear_logprob(**arguments(given), backend="cpu")
-    torch.stack([o for o in outputs if o is not None]).mul(tensors["upstream"].float()).sum().backward()
+    torch.stack([o for o in outputs if o is not None]).mul(
+        tensors["upstream"].float()
+    ).sum().backward()
     expected = truth(tensors, case)
     for name in ("hidden", "weight", "adapter_input", "adapter_weight"):
         if name in asked:
-            torch.testing.assert_close(given[name].grad, expected[name].float(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                given[name].grad, expected[name].float(), rtol=1e-4, atol=1e-5
+            )
         else:
             assert given[name].grad is None
 
@@ -202,7 +213,9 @@ def test_a_few_logits_are_saved_if_there_will_be_a_backward_pass_and_only_then()
     assert largest == {"gradient": case.T * case.V, "no gradient asked for": few, "no_grad": few}
 
 
-def test_saved_logits_give_the_same_bits_as_recomputed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_logits_give_the_same_bits_as_recomputed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     case = replace(RAGGED["adapter"], softcap=5.0, temperature=1.3)
     found = []
     for elements in (cpu.MAX_SAVED_LOGITS, 0):
@@ -233,7 +246,9 @@ def test_entropy_is_left_out_unless_asked_for(backend: str) -> None:
     given = arguments(case.tensors())
     without = linear_logprob(**given, **options(case), with_entropy=False, backend=backend)
     assert without.entropy is None
-    torch.testing.assert_close(without[:2], linear_logprob(**given, **options(case), backend=backend)[:2])
+    torch.testing.assert_close(
+        without[:2], linear_logprob(**given, **options(case), backend=backend)[:2]
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -259,9 +274,13 @@ def test_a_target_outside_the_vocabulary_is_impossible() -> None:
     assert logprob.isneginf().nonzero()[:, 0].tolist() == [3, 5]
 
 
-def test_small_inputs_take_whole_logits_and_large_ones_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_inputs_take_whole_logits_and_large_ones_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     chosen: list[str] = []
-    monkeypatch.setattr(dispatch.whole_logits, "linear_logprob", lambda *_: chosen.append("reference"))
+    monkeypatch.setattr(
+        dispatch.whole_logits, "linear_logprob", lambda *_: chosen.append("reference")
+    )
     statistics = cpu.statistics
     monkeypatch.setattr(cpu, "statistics", lambda *a: chosen.append("cpu") or statistics(*a))
     for case in (Case(8, 8, 1000), Case(2000, 8, 1000), Case(8, 2000, 1000)):
@@ -285,7 +304,11 @@ def test_small_inputs_take_whole_logits_and_large_ones_tiles(monkeypatch: pytest
     ],
 )
 def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
-    right = {"hidden": torch.zeros(3, 8), "weight": torch.zeros(10, 8), "targets": torch.zeros(3, dtype=torch.long)}
+    right = {
+        "hidden": torch.zeros(3, 8),
+        "weight": torch.zeros(10, 8),
+        "targets": torch.zeros(3, dtype=torch.long),
+    }
     linear_logprob(**right)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=message):
         linear_logprob(**(right | change))  # type: ignore[arg-type]

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.cases import EXTREME, OUTPUTS, Tensors, assert_accurate, plain_logits, rms_errors, truth
+from tests.kernels.cases import (
+    EXTREME,
+    OUTPUTS,
+    Tensors,
+    assert_accurate,
+    plain_logits,
+    rms_errors,
+    truth,
+)
 from tests.kernels.triton_interpreter_job import CASES
 from tests.support.ranks import ROOT
 
@@ -25,7 +33,11 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 def _run(*command: str, **environment: str) -> str:
     """Run in a process of its own: Triton decides on import whether it interprets."""
     job = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
     )
     assert job.returncode == 0, job.stdout + job.stderr
     return job.stdout
@@ -40,12 +52,16 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensors]:
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict[str, Any]]:
-    printed = _run("tests.kernels.triton_compile_job", *map(str, SHARED_LIMIT), TRITON_INTERPRET="0")
+    printed = _run(
+        "tests.kernels.triton_compile_job", *map(str, SHARED_LIMIT), TRITON_INTERPRET="0"
+    )
     return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in EXTREME])
-def test_outputs_and_gradients_are_those_of_whole_float64_logits(name: str, interpreted: dict[str, Tensors]) -> None:
+def test_outputs_and_gradients_are_those_of_whole_float64_logits(
+    name: str, interpreted: dict[str, Tensors]
+) -> None:
     case = CASES[name]
     tensors, found = case.tensors(), interpreted[name]
     expected = truth(tensors, case)

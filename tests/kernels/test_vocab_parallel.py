@@ -16,7 +16,9 @@ from tests.support.ranks import run_ranks
 WORLDS = (2, 4)
 CASES = {
     "ragged": Case(77, 33, 1001, bias=True),
-    "adapter, softcap, temperature": Case(40, 32, 403, scale=9.0, softcap=6.0, temperature=0.8, rank=4),
+    "adapter, softcap, temperature": Case(
+        40, 32, 403, scale=9.0, softcap=6.0, temperature=0.8, rank=4
+    ),
     "huge logits, banned entries": Case(33, 64, 500, scale=1e4, banned=300),
     "idle rows": Case(64, 24, 257, idle=0.75),
     "all rows idle": Case(9, 40, 333, idle=1.0),
@@ -43,7 +45,11 @@ def test_shards_give_what_the_whole_vocabulary_gives(name: str, world_size: int)
     expected = truth(case.tensors(), case)
     ranks = [rank[name] for rank in results(world_size)]
     for rank in ranks:
-        together = {key: torch.cat([each["found"][key] for each in ranks]) for key in SHARDED if key in expected}
+        together = {
+            key: torch.cat([each["found"][key] for each in ranks])
+            for key in SHARDED
+            if key in expected
+        }
         found = rank["found"] | together
         if case.dtype == torch.float32 and case.scale < 100:
             assert_accurate(found, expected)

@@ -38,7 +38,13 @@ VARIANTS = [
 
 
 def compile_for(
-    sm: int, kernel: Any, flags: dict[str, bool], *, adapter: bool, bias: bool, softcap: float | None
+    sm: int,
+    kernel: Any,
+    flags: dict[str, bool],
+    *,
+    adapter: bool,
+    bias: bool,
+    softcap: float | None,
 ) -> dict[str, Any]:
     """Return registers a thread, spilled instructions, bytes of shared memory, and tensor core instructions."""
 
@@ -50,7 +56,9 @@ def compile_for(
     constants = gpu.kernel_arguments(logits, gradient=kernel is gradient_kernel, sm=sm).constants
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     constants |= flags
-    types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(("x", "w", "x2", "w2", "bias"), "*bf16")
+    types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(
+        ("x", "w", "x2", "w2", "bias"), "*bf16"
+    )
     types |= {"targets": "*i64"} | dict.fromkeys(("inverse_temperature", "softcap"), "fp32")
     types |= dict.fromkeys(("T", "V", "K", "K2", "splits", "tiles_per_split"), "i32")
     types |= {"out": "*bf16"} if kernel is gradient_kernel else {}
@@ -67,7 +75,9 @@ def compile_for(
     return _read_cubin(compiled.asm["cubin"]) | {
         "shared": compiled.metadata.shared,
         "block": [constants["BLOCK_M"], constants["BLOCK_N"], constants["BLOCK_K"]],
-        "tensor_core": sorted(set(re.findall(r"(wgmma|tcgen05\.mma|mma\.sync)", compiled.asm["ptx"]))),
+        "tensor_core": sorted(
+            set(re.findall(r"(wgmma|tcgen05\.mma|mma\.sync)", compiled.asm["ptx"]))
+        ),
     }
 
 
@@ -76,7 +86,9 @@ def _read_cubin(cubin: bytes) -> dict[str, int]:
         file.write(cubin)
         file.flush()
         usage, code = (
-            subprocess.run([TOOL, what, file.name], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [TOOL, what, file.name], capture_output=True, text=True, check=True
+            ).stdout
             for what in ("-res-usage", "-sass")
         )
     found = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
@@ -90,7 +102,12 @@ def main() -> None:
             for head in heads:
                 found = compile_for(sm, kernel, flags, **HEADS[head])
                 flag = ", ".join(f"{key}={value}" for key, value in flags.items())
-                print(json.dumps({"sm": sm, "kernel": f"{kernel.__name__} {flag}", "head": head} | found), flush=True)
+                print(
+                    json.dumps(
+                        {"sm": sm, "kernel": f"{kernel.__name__} {flag}", "head": head} | found
+                    ),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

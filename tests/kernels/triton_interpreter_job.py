@@ -14,7 +14,10 @@ from spiral_mega.kernels import gpu, linear_logprob
 from spiral_mega.kernels.logits import Logits, Term
 from tests.kernels.cases import EXTREME, HALF, RAGGED, Case, Tensors, arguments, computed
 
-STRIPS = {"several strips": Case(40, 24, 2500), "bfloat16 strips": Case(70, 72, 2300, dtype=torch.bfloat16, rank=3)}
+STRIPS = {
+    "several strips": Case(40, 24, 2500),
+    "bfloat16 strips": Case(70, 72, 2300, dtype=torch.bfloat16, rank=3),
+}
 CASES = RAGGED | EXTREME | HALF | STRIPS
 
 
@@ -38,10 +41,14 @@ def empty_shard() -> Tensors:
 
 def main() -> None:
     gpu.STRIP_ELEMENTS = 1  # the narrowest strips, of 1,024 entries
-    results = {name: computed(case.tensors(), case, backend="triton") for name, case in CASES.items()}
+    results = {
+        name: computed(case.tensors(), case, backend="triton") for name, case in CASES.items()
+    }
     again = replace(RAGGED["ragged"], dtype=torch.bfloat16)
     results |= {f"again {i}": computed(again.tensors(), again, backend="triton") for i in range(2)}
-    torch.save(results | {"impossible rows": impossible_rows(), "empty shard": empty_shard()}, sys.argv[1])
+    torch.save(
+        results | {"impossible rows": impossible_rows(), "empty shard": empty_shard()}, sys.argv[1]
+    )
 
 
 if __name__ == "__main__":

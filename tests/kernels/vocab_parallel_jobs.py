@@ -14,21 +14,29 @@ from tests.kernels.cases import Case, Tensors, computed
 SHARDED = ("weight", "bias", "adapter_weight")
 
 
-def run_cases(runtime: Runtime, cases: dict[str, tuple[Case, Tensors, list[int] | None]]) -> dict[str, Any]:
+def run_cases(
+    runtime: Runtime, cases: dict[str, tuple[Case, Tensors, list[int] | None]]
+) -> dict[str, Any]:
     """Run every case: its tensors, and the sizes of the shards (None: equal ones, the last padded)."""
     return {name: run_case(runtime, *case) for name, case in cases.items()}
 
 
-def run_case(runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | None) -> dict[str, Any]:
+def run_case(
+    runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | None
+) -> dict[str, Any]:
     rank, world_size, more = runtime.rank, runtime.world_size, {}
     if sizes is None:
-        size = 5 + -(-case.V // world_size)  # padding at every end: real entries stop within or before a shard
+        size = 5 + -(
+            -case.V // world_size
+        )  # padding at every end: real entries stop within or before a shard
         start = rank * size
         more["vocab_size"] = case.V
     else:
         size, start = sizes[rank], sum(sizes[:rank])
         more["vocab_start"] = start
-    local = tensors | {name: _shard(tensors[name], start, size) for name in SHARDED if name in tensors}
+    local = tensors | {
+        name: _shard(tensors[name], start, size) for name in SHARDED if name in tensors
+    }
     exchanged: list[int] = []
     all_reduce = dist.all_reduce
 
@@ -46,4 +54,6 @@ def run_case(runtime: Runtime, case: Case, tensors: Tensors, sizes: list[int] | 
 
 def _shard(whole: torch.Tensor, start: int, size: int) -> torch.Tensor:
     """Take a shard, padded with values that would show in any sum they entered."""
-    return torch.cat([whole[start : start + size], torch.full((size, *whole.shape[1:]), 1e3).to(whole)])[:size]
+    return torch.cat(
+        [whole[start : start + size], torch.full((size, *whole.shape[1:]), 1e3).to(whole)]
+    )[:size]

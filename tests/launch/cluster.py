@@ -54,7 +54,9 @@ BatchStartTimeout=10
 PartitionName=left Nodes={left} MaxTime=INFINITE State=UP
 PartitionName=right Nodes={right} MaxTime=INFINITE State=UP Default=YES
 """
-LOCK = Path("/tmp/spiral-mega-slurm-test.lock")  # names of the network and Slurm's ports exist only once per machine
+LOCK = Path(
+    "/tmp/spiral-mega-slurm-test.lock"
+)  # names of the network and Slurm's ports exist only once per machine
 
 
 class Cluster:
@@ -65,7 +67,9 @@ class Cluster:
         self.config = folder / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.config), "PYTHONPATH": str(ROOT)}
         for name in [
-            name for name in self.environment if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"
+            name
+            for name in self.environment
+            if name.startswith(("SLURM_", "SBATCH_")) and name != "SLURM_CONF"
         ]:
             del self.environment[name]
 
@@ -94,7 +98,9 @@ class Cluster:
 
     def close(self) -> None:
         """End every daemon and job, and take the network down."""
-        subprocess.run(["scancel", "-u", "root", "--signal=KILL"], env=self.environment, capture_output=True)
+        subprocess.run(
+            ["scancel", "-u", "root", "--signal=KILL"], env=self.environment, capture_output=True
+        )
         take_down(self.folder)
         self._lock.truncate(0)
         self._lock.close()
@@ -107,12 +113,29 @@ class Cluster:
             f"hostname {node}; mount --bind {self.folder}/hosts /etc/hosts; mount -t tmpfs none /sys/fs/cgroup; "
             f"mount -t tmpfs -o size=4g none /dev/shm; exec slurmd -N {node} -f {self.config}"
         )
-        run(["nsenter", f"--net=/run/netns/{node}", "unshare", "-m", "-u", "bash", "-c", script], env=self.environment)
+        run(
+            ["nsenter", f"--net=/run/netns/{node}", "unshare", "-m", "-u", "bash", "-c", script],
+            env=self.environment,
+        )
 
     def fill_shared_memory(self, node: str) -> None:
         """Leave no room in /dev/shm of `node`."""
         [slurmd] = pids_on(node)
-        run(["nsenter", "-t", str(slurmd), "-m", "mount", "-t", "tmpfs", "-o", "size=64k", "none", "/dev/shm"])
+        run(
+            [
+                "nsenter",
+                "-t",
+                str(slurmd),
+                "-m",
+                "mount",
+                "-t",
+                "tmpfs",
+                "-o",
+                "size=64k",
+                "none",
+                "/dev/shm",
+            ]
+        )
 
     def state(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-n", node, "-o", "%t").split()[0]
@@ -122,17 +145,24 @@ class Cluster:
         words = self.run("scontrol", "show", "job", number).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{field}="))
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float, why: Callable[[], str] = lambda: "") -> None:
+    def wait_for(
+        self, condition: Callable[[], bool], timeout: float, why: Callable[[], str] = lambda: ""
+    ) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
-                logs = "".join(f"\n{path.name}: {path.read_text()[-1500:]}" for path in self.folder.glob("*.log"))
+                logs = "".join(
+                    f"\n{path.name}: {path.read_text()[-1500:]}"
+                    for path in self.folder.glob("*.log")
+                )
                 raise AssertionError(f"not within {timeout} s\n{why()}\n{logs}")
             time.sleep(0.2)
 
     def _configure(self) -> None:
         addresses = {node: f"{NETWORK}.{11 + i}" for i, node in enumerate(NODES)}
-        nodes = "\n".join(f"NodeName={node} NodeAddr={address} CPUs=16" for node, address in addresses.items())
+        nodes = "\n".join(
+            f"NodeName={node} NodeAddr={address} CPUs=16" for node, address in addresses.items()
+        )
         host = socket.gethostname().split(".")[0]
         self.config.write_text(
             SLURM_CONF.format(
@@ -146,7 +176,9 @@ class Cluster:
         )
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         names = [f"{address} {node}" for node, address in addresses.items()]
-        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", f"{NETWORK}.1 {host}", *names]) + "\n")
+        (self.folder / "hosts").write_text(
+            "\n".join(["127.0.0.1 localhost", f"{NETWORK}.1 {host}", *names]) + "\n"
+        )
         (self.folder / "munge.key").write_bytes(os.urandom(1024))
         (self.folder / "munge.key").chmod(0o600)
         (self.folder / "state").mkdir()
@@ -178,7 +210,9 @@ class Cluster:
 def run(command: list[str], env: dict[str, str] | None = None) -> str:
     """Run `command` and return its output; fail with its output if it fails."""
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, (
+        f"{' '.join(command)}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    )
     return done.stdout
 
 
@@ -203,7 +237,9 @@ def take_down(folder: Path) -> None:
             pid = int((folder / f"{daemon}.pid").read_text())
             if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 kill([pid])
-    for node in NODES:  # the link too: the namespace itself lasts as long as a process in it takes to die
+    for (
+        node
+    ) in NODES:  # the link too: the namespace itself lasts as long as a process in it takes to die
         subprocess.run(["ip", "link", "delete", f"sl-{node}"], capture_output=True)
         subprocess.run(["ip", "netns", "delete", node], capture_output=True)
     subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)

@@ -13,15 +13,35 @@ import torch
 from typer.testing import CliRunner
 
 from spiral_mega.cli import app
-from spiral_mega.launch.health import Limits, Report, check_node, compare, format_lines, gpu_problems
+from spiral_mega.launch.health import (
+    Limits,
+    Report,
+    check_node,
+    compare,
+    format_lines,
+    gpu_problems,
+)
 
 ROOT = Path(__file__).parents[2]
-LIMITS = Limits(min_disk_gib=1, min_shm_gib=0, min_gpu_free=0.95, max_clock_skew_s=5, min_speed=0.8, min_bandwidth=100)
+LIMITS = Limits(
+    min_disk_gib=1,
+    min_shm_gib=0,
+    min_gpu_free=0.95,
+    max_clock_skew_s=5,
+    min_speed=0.8,
+    min_bandwidth=100,
+)
 
 
 def launch(folder: Path, *options: str) -> str:
     """Return the script that `spiral-mega launch --dry-run` prints."""
-    command = ["launch", str(ROOT / "configs/demo.yaml"), "--dry-run", *options, f"run.dir={folder}"]
+    command = [
+        "launch",
+        str(ROOT / "configs/demo.yaml"),
+        "--dry-run",
+        *options,
+        f"run.dir={folder}",
+    ]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert (folder / "launch" / "train.sbatch").read_text() == result.output
@@ -45,7 +65,13 @@ def test_a_script_requests_the_resources_of_the_command(tmp_path: Path) -> None:
         "--sbatch=--qos=high",
     )
     found = directives(script)
-    expected = {"nodes": "5", "gpus-per-node": "8", "time": "2:00:00", "account": "lab", "qos": "high"}
+    expected = {
+        "nodes": "5",
+        "gpus-per-node": "8",
+        "time": "2:00:00",
+        "account": "lab",
+        "qos": "high",
+    }
     assert expected.items() <= found.items()
     assert found["signal"] == "B:USR1@600"
     assert {"requeue", "no-kill", "exclusive"} <= found.keys()
@@ -62,20 +88,34 @@ def test_arguments_reach_the_trainer_unchanged(tmp_path: Path) -> None:
     value = 'prompts.search=It\'s {problem} & "more" $HOME'
     script = launch(tmp_path, "--nodes=1", value)
     [line] = [line for line in script.splitlines() if line.startswith("set -- ")]
-    printed = subprocess.run(["bash", "-c", f'{line}\nprintf "%s\\n" "$@"'], capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf "%s\\n" "$@"'], capture_output=True, text=True
+    ).stdout
     assert printed.splitlines() == [str(ROOT / "configs/demo.yaml"), value, f"run.dir={tmp_path}"]
 
 
 def test_a_container_is_passed_to_pyxis(tmp_path: Path) -> None:
     """Only the flags: pyxis itself has not been run here."""
-    script = launch(tmp_path, "--nodes=1", "--container-image=nvcr.io#nvidia/pytorch:26.01", "--container-mounts=/d:/d")
-    settings = script[: script.index("\nset -- ")] + f"\nSLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=1 RUN_DIR={tmp_path}"
+    script = launch(
+        tmp_path,
+        "--nodes=1",
+        "--container-image=nvcr.io#nvidia/pytorch:26.01",
+        "--container-mounts=/d:/d",
+    )
+    settings = (
+        script[: script.index("\nset -- ")]
+        + f"\nSLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=1 RUN_DIR={tmp_path}"
+    )
     shown = 'on node1 node2; printf "%s\\n" "${srun[@]}"'
     command = f"{settings}\n. $SPIRAL_HOME/launch/slurm/lifecycle.sh\n{shown}"
-    words = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
+    words = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert words[0] == "srun"
     assert "--nodelist=node1,node2" in words
-    assert {"--container-image=nvcr.io#nvidia/pytorch:26.01", "--container-mounts=/d:/d"} <= set(words)
+    assert {"--container-image=nvcr.io#nvidia/pytorch:26.01", "--container-mounts=/d:/d"} <= set(
+        words
+    )
 
 
 def test_mistakes_are_reported_before_anything_is_submitted(tmp_path: Path) -> None:
@@ -84,7 +124,9 @@ def test_mistakes_are_reported_before_anything_is_submitted(tmp_path: Path) -> N
         (["--nodes=1", "--gpus-per-node=0"], "--ranks-per-node"),
         (["--nodes=1", "--sbatch=qos"], "is not an option of sbatch"),
     ):
-        result = CliRunner().invoke(app, ["launch", str(ROOT / "configs/demo.yaml"), *options, f"run.dir={tmp_path}"])
+        result = CliRunner().invoke(
+            app, ["launch", str(ROOT / "configs/demo.yaml"), *options, f"run.dir={tmp_path}"]
+        )
         assert result.exit_code == 2
         assert message in result.output
     assert not list(tmp_path.iterdir())
@@ -130,20 +172,40 @@ def report(host: str, rank: int, **values: float) -> Report:
 
 
 def test_nodes_are_compared_with_each_other() -> None:
-    reports = [report("a", 0), report("b", 1, clock=112.0), report("c", 2, rate=400.0), report("d", 3), report("e", 4)]
+    reports = [
+        report("a", 0),
+        report("b", 1, clock=112.0),
+        report("c", 2, rate=400.0),
+        report("d", 3),
+        report("e", 4),
+    ]
     reports[3].versions["torch"] = "2.12.0"
     printed = format_lines(compare(reports, LIMITS))
-    assert printed[0] == "health: ok a (1 x NVIDIA H200, 600 TFLOP/s, all-reduce 300.00 GB/s, 1000 GiB free)"
+    assert (
+        printed[0]
+        == "health: ok a (1 x NVIDIA H200, 600 TFLOP/s, all-reduce 300.00 GB/s, 1000 GiB free)"
+    )
     assert "health: bad b: its clock is +12.0 s from the others'" in printed
-    assert printed[2].startswith("health: bad c: rank 2 multiplies at 400 TFLOP/s, below 0.8 of the median (600)")
-    assert printed[3].startswith("health: bad d: it has {'torch': '2.12.0'}, others {'torch': '2.13.0'}")
-    slow = format_lines(compare([report("a", 0, bandwidth=40.0), report("b", 1, bandwidth=40.0)], LIMITS))
+    assert printed[2].startswith(
+        "health: bad c: rank 2 multiplies at 400 TFLOP/s, below 0.8 of the median (600)"
+    )
+    assert printed[3].startswith(
+        "health: bad d: it has {'torch': '2.12.0'}, others {'torch': '2.13.0'}"
+    )
+    slow = format_lines(
+        compare([report("a", 0, bandwidth=40.0), report("b", 1, bandwidth=40.0)], LIMITS)
+    )
     assert slow[0] == "health: bad a: all-reduce at 40.00 GB/s, below 100"
 
 
 def test_a_node_without_space_is_bad(tmp_path: Path) -> None:
     limits = Limits(
-        min_disk_gib=1e9, min_shm_gib=1e9, min_gpu_free=0.95, max_clock_skew_s=5, min_speed=0.8, min_bandwidth=0
+        min_disk_gib=1e9,
+        min_shm_gib=1e9,
+        min_gpu_free=0.95,
+        max_clock_skew_s=5,
+        min_speed=0.8,
+        min_bandwidth=0,
     )
     problems = check_node(tmp_path / "not" / "there", [torch.device("cpu")], limits).problems
     assert f"GiB are free at {tmp_path}, fewer than 1e+09" in problems[0]
@@ -153,7 +215,10 @@ def test_a_node_without_space_is_bad(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "problems"),
     [
-        ("0, Not Active, Not Active, Not Active, 0\n1, Not Active, Not Active, Not Active, [N/A]\n", []),
+        (
+            "0, Not Active, Not Active, Not Active, 0\n1, Not Active, Not Active, Not Active, [N/A]\n",
+            [],
+        ),
         ("0, Active, Not Active, Not Active, 0\n", ["GPU 0 runs at a lowered clock (hw_slowdown)"]),
         ("3, Not Active, Not Active, Not Active, 2\n", ["GPU 3 has 2 uncorrected memory errors"]),
     ],

@@ -17,19 +17,44 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 # While FAULT_SWITCH exists the verifier sleeps, so that a step takes seconds and no processor.
 DATA = "data.train.0.verifier=tests.e2e.verifiers:slow"
-OVERRIDES = ("run.steps=40", "batch.problems=4", "checkpoint.every=2", "data.eval=[]", "rewards.workers=1", DATA)
+OVERRIDES = (
+    "run.steps=40",
+    "batch.problems=4",
+    "checkpoint.every=2",
+    "data.eval=[]",
+    "rewards.workers=1",
+    DATA,
+)
 
 
 class Job:
     """A run that `spiral-mega launch` gave to Slurm."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *options: str, overrides: tuple[str, ...] = OVERRIDES) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, *options: str, overrides: tuple[str, ...] = OVERRIDES
+    ) -> None:
         self.cluster, self.folder, self.switch = cluster, folder, folder.with_suffix(".slow")
         self.switch.touch()
-        environment = cluster.environment | {"FAULT_SWITCH": str(self.switch), "OMP_NUM_THREADS": "1"}
+        environment = cluster.environment | {
+            "FAULT_SWITCH": str(self.switch),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [
-            *(sys.executable, "-m", "spiral_mega", "launch", "configs/demo.yaml", "--nodes=2", "--gpus-per-node=0"),
-            *("--ranks-per-node=1", "--stop-seconds=50", "--health=--min-speed=0 --min-disk-gib=1", *options),
+            *(
+                sys.executable,
+                "-m",
+                "spiral_mega",
+                "launch",
+                "configs/demo.yaml",
+                "--nodes=2",
+                "--gpus-per-node=0",
+            ),
+            *(
+                "--ranks-per-node=1",
+                "--stop-seconds=50",
+                "--health=--min-speed=0 --min-disk-gib=1",
+                *options,
+            ),
             *(f"run.dir={folder}", *overrides),
         ]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -40,15 +65,22 @@ class Job:
         return "".join(path.read_text() for path in sorted(self.folder.glob("launch/*.out")))
 
     def has_checkpoint(self, step: int) -> bool:
-        return any(int(path.name[5:]) >= step for path in (self.folder / "checkpoints").glob("step_??????"))
+        return any(
+            int(path.name[5:]) >= step for path in (self.folder / "checkpoints").glob("step_??????")
+        )
 
     def wait_for_end(self, number: str, state: str = "COMPLETED", timeout: float = 400) -> None:
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        self.cluster.wait_for(lambda: self.cluster.job(number, "JobState") in ended, timeout, self.output)
+        self.cluster.wait_for(
+            lambda: self.cluster.job(number, "JobState") in ended, timeout, self.output
+        )
         assert self.cluster.job(number, "JobState") == state, self.output()
 
     def weights_equal(self, reference: TrainingRun) -> bool:
-        ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (self.folder, reference.folder))
+        ours, theirs = (
+            load_file(folder / "model" / "model.safetensors")
+            for folder in (self.folder, reference.folder)
+        )
         return ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
@@ -66,7 +98,14 @@ def array(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     train = ("batch.problems=4", "data.eval=[]", "checkpoint.every=1", DATA)
     lines = [
         ("config", "configs/demo.yaml", f"run.dir={folder}/shown"),
-        ("train", "configs/demo.yaml", f"run.dir={folder}/run", "run.steps=8", "rewards.workers=1", *train),
+        (
+            "train",
+            "configs/demo.yaml",
+            f"run.dir={folder}/run",
+            "run.steps=8",
+            "rewards.workers=1",
+            *train,
+        ),
     ]
     (folder / "tasks.txt").write_text("".join(" ".join(line) + "\n" for line in lines))
     (folder / "run.slow").touch()
@@ -74,7 +113,11 @@ def array(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "PYTHON": sys.executable, "HEALTH": "off", "RANKS_PER_NODE": "1", "FAULT_SWITCH": str(folder / "run.slow")
     }  # fmt: skip
     # This Slurm has no GPUs to ask for, and other runs on the same nodes.
-    script = re.sub("#SBATCH --(gpus-per-node|exclusive).*\n", "", (ROOT / "launch/slurm/array.sbatch").read_text())
+    script = re.sub(
+        "#SBATCH --(gpus-per-node|exclusive).*\n",
+        "",
+        (ROOT / "launch/slurm/array.sbatch").read_text(),
+    )
     (folder / "array.sbatch").write_text(script)
     options = ["--parsable", "--array=1-2", "--partition=left", f"--output={folder}/%a.out"]
     command = ["sbatch", *options, folder / "array.sbatch", folder / "tasks.txt"]
@@ -90,13 +133,21 @@ def reference(limited: Job, tmp_path_factory: pytest.TempPathFactory) -> Trainin
     return TrainingRun(folder, *OVERRIDES, FAULT_SWITCH=str(folder / "never")).finish()
 
 
-def test_a_task_of_an_array_requeues_itself_alone(limited: Job, cluster: Cluster, array: tuple[str, Path]) -> None:
+def test_a_task_of_an_array_requeues_itself_alone(
+    limited: Job, cluster: Cluster, array: tuple[str, Path]
+) -> None:
     number, folder = array
     cluster.wait_for(lambda: (folder / "run" / "checkpoints" / "step_000001").exists(), 200)
     cluster.run("scancel", "--batch", "--signal=USR1", f"{number}_2")
-    cluster.wait_for(lambda: int(cluster.job(f"{number}_2", "Restarts")) > 0, 60, (folder / "2.out").read_text)
+    cluster.wait_for(
+        lambda: int(cluster.job(f"{number}_2", "Restarts")) > 0, 60, (folder / "2.out").read_text
+    )
     (folder / "run.slow").unlink()
-    cluster.wait_for(lambda: cluster.job(f"{number}_2", "JobState") == "COMPLETED", 200, (folder / "2.out").read_text)
+    cluster.wait_for(
+        lambda: cluster.job(f"{number}_2", "JobState") == "COMPLETED",
+        200,
+        (folder / "2.out").read_text,
+    )
     assert '"state": "finished"' in (folder / "run" / "status.json").read_text()
     assert "resumed from step" in (folder / "2.out").read_text()
     assert cluster.job(f"{number}_1", "JobState") == "COMPLETED"
@@ -134,7 +185,9 @@ def test_a_dead_node_is_replaced_by_a_spare(
         cluster.wait_for(lambda node=node: len(pids_on(node)) == 1, 30)  # type: ignore[misc]
 
 
-def test_an_error_that_the_user_has_to_fix_is_not_retried(limited: Job, cluster: Cluster, tmp_path: Path) -> None:
+def test_an_error_that_the_user_has_to_fix_is_not_retried(
+    limited: Job, cluster: Cluster, tmp_path: Path
+) -> None:
     missing = f"data.train.0.path={tmp_path}/missing.jsonl"
     job = Job(cluster, tmp_path / "run", "--health=off", overrides=(*OVERRIDES, missing))
     job.wait_for_end(job.number, "FAILED")
@@ -156,6 +209,8 @@ def test_a_job_that_reaches_its_time_limit_requeues_itself_and_ends_bit_for_bit_
     assert limited.weights_equal(reference)
     for rank, node in enumerate(NODES[:2]):
         assert "spiral_mega" in (limited.folder / "logs" / f"rank{rank}.log").read_text()
-        printed = limited.folder.glob(f"logs/{limited.number}-0-1/node{rank}/*/attempt_0/0/stderr.log")
+        printed = limited.folder.glob(
+            f"logs/{limited.number}-0-1/node{rank}/*/attempt_0/0/stderr.log"
+        )
         assert len(list(printed)) == 1
         cluster.wait_for(lambda node=node: len(pids_on(node)) == 1, 30)  # type: ignore[misc]

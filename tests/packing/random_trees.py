@@ -6,7 +6,9 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 
 
 @st.composite
-def sequence_lists(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8) -> list[TrainingSequence]:
+def sequence_lists(
+    draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: int = 8
+) -> list[TrainingSequence]:
     """Generate up to `most` sequences of one or two prompt indices.
 
     With few distinct tokens, shared prefixes, copies and prefixes of each other are common. Numbers are exact in
@@ -22,7 +24,15 @@ def sequence_lists(draw: st.DrawFn, *, vocab: int = 3, longest: int = 9, most: i
             prompt = draw(st.sampled_from(sequences)).prompt_ids
         if sequences and draw(st.booleans()):
             response = draw(st.sampled_from(sequences)).response_ids
-        sequences.append(make(draw(st.integers(0, 1)), i, prompt, response, advantage=draw(st.sampled_from([-1, 0.5]))))
+        sequences.append(
+            make(
+                draw(st.integers(0, 1)),
+                i,
+                prompt,
+                response,
+                advantage=draw(st.sampled_from([-1, 0.5])),
+            )
+        )
     return sequences
 
 
@@ -31,7 +41,12 @@ def make(
 ) -> TrainingSequence:
     sampler = [-0.25 - ((3 * position + 5 * j) % 16) / 8 for j in range(len(response))]
     return TrainingSequence(
-        SequenceKey(prompt_index, position), prompt, response, sampler, advantage, weight=(1 + position % 3) / 4
+        SequenceKey(prompt_index, position),
+        prompt,
+        response,
+        sampler,
+        advantage,
+        weight=(1 + position % 3) / 4,
     )
 
 
@@ -41,4 +56,8 @@ def tokens_of(sequence: TrainingSequence) -> tuple[int, ...]:
 
 def distinct_prefixes(sequences: list[TrainingSequence]) -> set[tuple[int, tuple[int, ...]]]:
     """Return the nodes of the forest: every prefix of every sequence, with its prompt index."""
-    return {(s.key.prompt_index, tokens_of(s)[:n]) for s in sequences for n in range(1, s.num_tokens + 1)}
+    return {
+        (s.key.prompt_index, tokens_of(s)[:n])
+        for s in sequences
+        for n in range(1, s.num_tokens + 1)
+    }

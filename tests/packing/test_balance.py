@@ -39,12 +39,16 @@ def tokens_in(trees: Forest, keys: list[SequenceKey]) -> int:
     for tree in trees:
         inside = [i for i, branch in enumerate(tree) if branch.key in keys]
         total += sum(tree[i].length for i in inside)
-        total -= sum(min(branch.shared for branch in tree[i + 1 : j + 1]) for i, j in pairwise(inside))
+        total -= sum(
+            min(branch.shared for branch in tree[i + 1 : j + 1]) for i, j in pairwise(inside)
+        )
     return total
 
 
 @given(forests(), st.integers(0, 8000), REPLICAS)
-def test_every_sequence_is_in_exactly_one_micro_batch(trees: Forest, spare: int, num_replicas: int) -> None:
+def test_every_sequence_is_in_exactly_one_micro_batch(
+    trees: Forest, spare: int, num_replicas: int
+) -> None:
     assignment = assign_microbatches(trees, budget_for(trees, spare), num_replicas)
     assigned = sorted(key for replica in assignment for keys in replica for key in keys)
     assert assigned == sorted(branch.key for tree in trees for branch in tree)
@@ -58,7 +62,9 @@ def test_no_micro_batch_exceeds_the_budget(trees: Forest, spare: int, num_replic
 
 
 @given(forests(), st.integers(0, 8000), REPLICAS)
-def test_every_replica_has_as_many_micro_batches_and_few_of_them(trees: Forest, spare: int, num_replicas: int) -> None:
+def test_every_replica_has_as_many_micro_batches_and_few_of_them(
+    trees: Forest, spare: int, num_replicas: int
+) -> None:
     budget = budget_for(trees, spare)
     assignment = assign_microbatches(trees, budget, num_replicas)
     assert len(assignment) == num_replicas
@@ -85,7 +91,9 @@ def test_replicas_have_about_the_same_work_at_any_time_and_in_total(
 
 
 @given(forests(), st.integers(0, 8000))
-def test_a_cut_tree_is_in_order_within_the_budget_and_no_cut_is_cheaper(trees: Forest, spare: int) -> None:
+def test_a_cut_tree_is_in_order_within_the_budget_and_no_cut_is_cheaper(
+    trees: Forest, spare: int
+) -> None:
     for tree in trees:
         budget = budget_for([tree], spare)
         parts = cut_tree(tree, budget)
@@ -107,7 +115,9 @@ def fewest_tokens(tree: list[Branch], budget: int) -> int:
 
 
 @given(sequence_lists(vocab=2, longest=12))
-def test_assigned_tokens_are_those_of_the_trees_that_are_built(sequences: list[TrainingSequence]) -> None:
+def test_assigned_tokens_are_those_of_the_trees_that_are_built(
+    sequences: list[TrainingSequence],
+) -> None:
     sequences = [s for s in sequences if s.key.prompt_index == sequences[0].key.prompt_index]
     by_key = {s.key: s for s in sequences}
     for budget in {max(s.num_tokens for s in sequences) + spare for spare in (0, 5, 1000)}:
@@ -115,7 +125,9 @@ def test_assigned_tokens_are_those_of_the_trees_that_are_built(sequences: list[T
             tree = build_tree([by_key[key] for key in part.keys])
             assert tree.num_tokens == part.tokens
             # A token at depth d costs itself and 2 d + 1 half pairs of attention.
-            assert part.cost == pytest.approx(part.tokens + (2 * tree.depth + 1).sum() / ATTENTION_TOKENS)
+            assert part.cost == pytest.approx(
+                part.tokens + (2 * tree.depth + 1).sum() / ATTENTION_TOKENS
+            )
 
 
 def test_a_tree_within_the_budget_stays_whole_unless_ranks_would_wait_for_it() -> None:
@@ -126,7 +138,9 @@ def test_a_tree_within_the_budget_stays_whole_unless_ranks_would_wait_for_it() -
 
 
 def test_a_sequence_over_the_budget_is_an_error_that_says_what_to_raise() -> None:
-    with pytest.raises(ValueError, match=r"70 tokens exceeds policy\.microbatch_tokens \(69\): raise"):
+    with pytest.raises(
+        ValueError, match=r"70 tokens exceeds policy\.microbatch_tokens \(69\): raise"
+    ):
         assign_microbatches([[Branch(SequenceKey(0, 0), 70, 0)]], 69, 2)
 
 
@@ -136,7 +150,9 @@ def test_without_sequences_there_is_no_micro_batch(num_replicas: int) -> None:
 
 
 def test_fewer_sequences_than_ranks_leave_empty_micro_batches() -> None:
-    assignment = assign_microbatches([[Branch(SequenceKey(0, 0), 5, 0)], [Branch(SequenceKey(1, 0), 7, 0)]], 10, 4)
+    assignment = assign_microbatches(
+        [[Branch(SequenceKey(0, 0), 5, 0)], [Branch(SequenceKey(1, 0), 7, 0)]], 10, 4
+    )
     assert sorted(assignment) == [[[]], [[]], [[(0, 0)]], [[(1, 0)]]]
 
 
@@ -158,10 +174,16 @@ def sequences() -> list[TrainingSequence]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_sequences_arrive_whole_and_where_they_are_assigned_whoever_held_them(world_size: int) -> None:
+def test_sequences_arrive_whole_and_where_they_are_assigned_whoever_held_them(
+    world_size: int,
+) -> None:
     holders = {"all on rank 0": 0, "one shuffle": 1, "another": 2}
     arguments = [(sequences(), 60, seed, 1) for seed in holders.values()]
-    arguments += [(sequences()[:1], 60, 1, 1), ([], 60, 1, 1), (sequences(), 60, 1, min(2, world_size))]
+    arguments += [
+        (sequences()[:1], 60, 1, 1),
+        ([], 60, 1, 1),
+        (sequences(), 60, 1, min(2, world_size)),
+    ]
     by_rank = run_ranks(world_size, "tests.packing.workers:distribute_all", arguments)
     *shuffled, single, nothing, in_pairs = zip(*by_rank, strict=True)
     for by_holder in shuffled:
@@ -175,5 +197,7 @@ def test_sequences_arrive_whole_and_where_they_are_assigned_whoever_held_them(wo
     # Two ranks that hold one replica between them get the same, and the replicas have everything once.
     replicas = in_pairs[::2]
     assert in_pairs[1::2] == replicas[: world_size // 2]
-    arrived = [sequence for replica in replicas for microbatch in replica for sequence in microbatch]
+    arrived = [
+        sequence for replica in replicas for microbatch in replica for sequence in microbatch
+    ]
     assert sorted(arrived, key=lambda s: s.key) == sorted(sequences(), key=lambda s: s.key)

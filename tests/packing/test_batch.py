@@ -8,8 +8,12 @@ from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import pack
 from tests.packing.random_trees import make, sequence_lists, tokens_of
 
-FIRST = TrainingSequence(SequenceKey(0, 0), [5, 6], [8, 9], [-0.1, -0.2], advantage=1.5, weight=0.25)
-SECOND = TrainingSequence(SequenceKey(0, 1), [5, 6], [7], [float("nan")], advantage=-1.0, weight=0.5)
+FIRST = TrainingSequence(
+    SequenceKey(0, 0), [5, 6], [8, 9], [-0.1, -0.2], advantage=1.5, weight=0.25
+)
+SECOND = TrainingSequence(
+    SequenceKey(0, 1), [5, 6], [7], [float("nan")], advantage=-1.0, weight=0.5
+)
 THIRD = TrainingSequence(SequenceKey(0, 2), [5, 6], [8], [-0.4], advantage=2.0, weight=1.0)
 
 
@@ -21,7 +25,9 @@ def test_every_field_as_written_by_hand() -> None:
     assert batch.logit_indices.tolist() == [1, 1, 3]
     assert batch.labels.tolist() == [7, 8, 9]
     assert batch.gather_indices.tolist() == [1, 2, 0, 1]
-    torch.testing.assert_close(batch.sampler_logprobs, torch.tensor([-0.1, -0.2, float("nan"), -0.4]), equal_nan=True)
+    torch.testing.assert_close(
+        batch.sampler_logprobs, torch.tensor([-0.1, -0.2, float("nan"), -0.4]), equal_nan=True
+    )
     assert batch.advantages.tolist() == [1.5, 1.5, -1.0, 2.0]
     assert batch.weights.tolist() == [0.25, 0.25, 0.5, 1.0]
     assert batch.sequence_ids.tolist() == [0, 0, 1, 2]
@@ -33,10 +39,14 @@ def test_no_pair_of_node_and_target_is_computed_twice(sequences: list[TrainingSe
     batch = pack(sequences)
     pairs = list(zip(batch.logit_indices.tolist(), batch.labels.tolist(), strict=True))
     distinct = {
-        (s.key.prompt_index, tokens_of(s)[: n + 1]) for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)
+        (s.key.prompt_index, tokens_of(s)[: n + 1])
+        for s in sequences
+        for n in range(len(s.prompt_ids), s.num_tokens)
     }
     assert len(set(pairs)) == len(pairs) == len(distinct)
-    assert batch.labels[batch.gather_indices].tolist() == [token for s in sequences for token in s.response_ids]
+    assert batch.labels[batch.gather_indices].tolist() == [
+        token for s in sequences for token in s.response_ids
+    ]
     assert batch.input_ids[0, batch.logit_indices[batch.gather_indices]].tolist() == [
         tokens_of(s)[n - 1] for s in sequences for n in range(len(s.prompt_ids), s.num_tokens)
     ]

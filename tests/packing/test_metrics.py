@@ -15,7 +15,11 @@ LONE = [make(2, 0, [7], [8, 9])]
 def test_one_rank() -> None:
     (found,) = run_ranks(1, "tests.packing.workers:measure", ([[[FORK + OTHER, LONE]]], 10))
     assert found[0] == pytest.approx(
-        {"packing/merge_ratio": (7 + 4 + 3) / (5 + 4 + 3), "packing/fill": 12 / 20, "packing/balance": 1}
+        {
+            "packing/merge_ratio": (7 + 4 + 3) / (5 + 4 + 3),
+            "packing/fill": 12 / 20,
+            "packing/balance": 1,
+        }
     )
 
 
@@ -25,9 +29,17 @@ def test_two_ranks_count_together_and_wait_for_the_more_expensive() -> None:
     assert by_rank[0] == by_rank[1]
     together, half_empty, nothing = by_rank[0]
     # Token at depth d: 1 + (2 d + 1) / ATTENTION_TOKENS. The fork has depths 0 1 2 2 3, the other 0 1 2 3.
-    fork, other, lone = 5 + 21 / ATTENTION_TOKENS, 4 + 16 / ATTENTION_TOKENS, 3 + 9 / ATTENTION_TOKENS
+    fork, other, lone = (
+        5 + 21 / ATTENTION_TOKENS,
+        4 + 16 / ATTENTION_TOKENS,
+        3 + 9 / ATTENTION_TOKENS,
+    )
     assert together == pytest.approx(
-        {"packing/merge_ratio": 11 / 9, "packing/fill": 9 / 16, "packing/balance": (fork + other) / (2 * fork)}
+        {
+            "packing/merge_ratio": 11 / 9,
+            "packing/fill": 9 / 16,
+            "packing/balance": (fork + other) / (2 * fork),
+        }
     )
     assert half_empty == pytest.approx(
         {

@@ -33,7 +33,9 @@ def test_every_distinct_prefix_of_a_prompt_is_one_node(sequences: list[TrainingS
 
 
 @given(sequence_lists())
-def test_each_response_position_leads_to_the_node_that_spells_its_sequence(sequences: list[TrainingSequence]) -> None:
+def test_each_response_position_leads_to_the_node_that_spells_its_sequence(
+    sequences: list[TrainingSequence],
+) -> None:
     tree = build_tree(sequences)
     nodes = iter(tree.response_nodes.tolist())
     for sequence in sequences:
@@ -43,7 +45,9 @@ def test_each_response_position_leads_to_the_node_that_spells_its_sequence(seque
 
 
 @given(sequence_lists())
-def test_a_token_sees_exactly_its_path_and_knows_its_depth(sequences: list[TrainingSequence]) -> None:
+def test_a_token_sees_exactly_its_path_and_knows_its_depth(
+    sequences: list[TrainingSequence],
+) -> None:
     tree = build_tree(sequences)
     for row in range(tree.num_tokens):
         seen = [j for j in range(tree.num_tokens) if j <= row < tree.subtree_end[j]]
@@ -65,7 +69,13 @@ def test_sorted_neighbours_share_what_they_share(sequences: list[TrainingSequenc
 
 def test_large_token_ids_sort_as_numbers() -> None:
     sequences = [make(0, i, [token], [1]) for i, token in enumerate([151_935, 255, 256, 65_536, 3])]
-    assert [int(tokens[0]) for tokens in sort_tokens(sequences).tokens] == [3, 255, 256, 65_536, 151_935]
+    assert [int(tokens[0]) for tokens in sort_tokens(sequences).tokens] == [
+        3,
+        255,
+        256,
+        65_536,
+        151_935,
+    ]
 
 
 def test_identical_sequences_are_one_path() -> None:
@@ -79,7 +89,9 @@ def test_prompts_stay_apart() -> None:
 
 
 def test_a_tree_written_by_hand() -> None:
-    tree = build_tree([make(0, 0, [5, 6], [8, 9]), make(0, 1, [5, 6], [7]), make(0, 2, [5, 6, 8], [4])])
+    tree = build_tree(
+        [make(0, 0, [5, 6], [8, 9]), make(0, 1, [5, 6], [7]), make(0, 2, [5, 6, 8], [4])]
+    )
     assert tree.token_ids.tolist() == [5, 6, 7, 8, 4, 9]
     assert tree.depth.tolist() == [0, 1, 2, 2, 3, 3]
     assert tree.subtree_end.tolist() == [6, 6, 3, 6, 5, 6]
@@ -101,7 +113,9 @@ def test_a_sequence_without_a_prompt_is_refused() -> None:
 
 
 @given(sequence_lists(vocab=2, longest=12))
-def test_the_blocks_of_attention_hold_every_visible_pair_once(sequences: list[TrainingSequence]) -> None:
+def test_the_blocks_of_attention_hold_every_visible_pair_once(
+    sequences: list[TrainingSequence],
+) -> None:
     tree = build_tree(sequences)
     rows = np.arange(tree.num_tokens)
     visible = (rows[None] <= rows[:, None]) & (rows[:, None] < tree.subtree_end[None])

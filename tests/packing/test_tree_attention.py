@@ -34,11 +34,18 @@ def projections(tree: TokenTree, heads: tuple[int, int], seed: int = 0) -> list[
     """q [T, Hq, 8], k, v [T, Hkv, 8] and sinks [Hq], float64."""
     generator = torch.Generator().manual_seed(seed)
     shapes = [(tree.num_tokens, heads[i], 8) for i in (0, 1, 1)] + [(heads[0],)]
-    return [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    return [
+        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes
+    ]
 
 
 def by_definition(
-    tree: TokenTree, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, score_mod: ScoreMod
+    tree: TokenTree,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    score_mod: ScoreMod,
 ) -> torch.Tensor:
     """Attend from each query to the keys of its ancestors, found one by one through `parent`."""
     rows = []
@@ -76,7 +83,9 @@ def test_forward_and_backward_are_those_of_the_definition(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     for ours, theirs in zip(
-        torch.autograd.grad(found, trained, upstream), torch.autograd.grad(expected, trained, upstream), strict=True
+        torch.autograd.grad(found, trained, upstream),
+        torch.autograd.grad(expected, trained, upstream),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
@@ -95,12 +104,16 @@ def test_selected_queries_attend_as_they_do_among_all(
     q, k, v, sinks = projections(tree, heads)
     trained = [q, k, v, sinks] if with_sinks else [q, k, v]
     expected = by_definition(tree, q, k, v, sinks if with_sinks else None, score_mod)
-    ranks = data.draw(st.lists(st.integers(0, 2), min_size=tree.num_tokens, max_size=tree.num_tokens))
+    ranks = data.draw(
+        st.lists(st.integers(0, 2), min_size=tree.num_tokens, max_size=tree.num_tokens)
+    )
     shares = [np.flatnonzero(np.equal(ranks, rank)) for rank in sorted(set(ranks))]
     parts = []
     for rows in shares:
         layout = layout_of(tree).select_queries(rows)
-        parts.append(BACKENDS["tree_torch"](q[rows], k, v, sinks if with_sinks else None, layout, score_mod))
+        parts.append(
+            BACKENDS["tree_torch"](q[rows], k, v, sinks if with_sinks else None, layout, score_mod)
+        )
         torch.testing.assert_close(parts[-1], expected[rows], rtol=0, atol=1e-12)
     upstream = torch.randn(expected.shape, dtype=torch.float64)
     found = torch.autograd.grad(parts, trained, [upstream[rows] for rows in shares])
@@ -118,7 +131,9 @@ def test_flex_attention_sees_the_same(window: int | None, softcap: float | None)
     found = BACKENDS["tree_flex"](q, k, v, None, layout_of(tree), score_mod)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     some = np.array([0, 2, 3, 7, 8])
-    found = BACKENDS["tree_flex"](q[some], k, v, None, layout_of(tree).select_queries(some), score_mod)
+    found = BACKENDS["tree_flex"](
+        q[some], k, v, None, layout_of(tree).select_queries(some), score_mod
+    )
     torch.testing.assert_close(found, expected[some], rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="no attention sinks"):
         BACKENDS["tree_flex"](q, k, v, sinks, layout_of(tree), score_mod)
@@ -137,7 +152,9 @@ def test_lower_precision_rounds_once(dtype: torch.dtype, score_mod: ScoreMod) ->
     torch.testing.assert_close(found.double(), expected, rtol=allowed, atol=allowed)
     upstream = torch.ones_like(expected)
     for ours, theirs in zip(
-        torch.autograd.grad(found, low, upstream.to(dtype)), torch.autograd.grad(expected, exact, upstream), strict=True
+        torch.autograd.grad(found, low, upstream.to(dtype)),
+        torch.autograd.grad(expected, exact, upstream),
+        strict=True,
     ):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), theirs, rtol=4 * allowed, atol=4 * allowed)
@@ -170,11 +187,15 @@ def test_scores_are_materialised_for_one_sequence_at_a_time() -> None:
     tree = build_tree([make(i, 0, [i], list(range(1, length))) for i in range(12)])
     *inputs, _ = projections(tree, (heads, heads))
     with LargestTensor() as watch:
-        BACKENDS["tree_torch"](*inputs, None, layout_of(tree), ScoreMod(0.4, softcap=2.0)).sum().backward()
+        BACKENDS["tree_torch"](
+            *inputs, None, layout_of(tree), ScoreMod(0.4, softcap=2.0)
+        ).sum().backward()
     assert watch.elements <= heads * length * length
 
 
-def call(module: torch.nn.Module | None = None, mask: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+def call(
+    module: torch.nn.Module | None = None, mask: torch.Tensor | None = None, **arguments: Any
+) -> torch.Tensor:
     tree = build_tree(BRANCHING)
     q, k, v = (x.transpose(0, 1)[None] for x in projections(tree, (4, 2))[:3])
     arguments = {"tree": layout_of(tree), "backend": BACKENDS["tree_torch"]} | arguments
@@ -185,7 +206,9 @@ def test_it_is_called_as_transformers_calls_an_attention() -> None:
     tree = build_tree(BRANCHING)
     q, k, v = projections(tree, (4, 2))[:3]
     expected = by_definition(tree, q, k, v, None, ScoreMod(8**-0.5, 2.0, 3))
-    torch.testing.assert_close(call(sliding_window=3, softcap=2.0), expected[None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        call(sliding_window=3, softcap=2.0), expected[None], rtol=0, atol=1e-12
+    )
 
 
 class BothWays(torch.nn.Module):

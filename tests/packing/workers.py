@@ -19,7 +19,11 @@ def distribute_all(
     for sequences, budget, seed, ranks in arguments:
         rng = random.Random(seed)
         holders = [rng.randrange(runtime.world_size) if seed else 0 for _ in sequences]
-        mine = [sequence for sequence, holder in zip(sequences, holders, strict=True) if holder == runtime.rank]
+        mine = [
+            sequence
+            for sequence, holder in zip(sequences, holders, strict=True)
+            if holder == runtime.rank
+        ]
         rng.shuffle(mine)
         results.append(distribute(mine, budget, runtime.rank // ranks))
     return results

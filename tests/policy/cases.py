@@ -54,7 +54,9 @@ GRADIENTS = {
     "temperature 0.7": GradientCase("llama-untied", temperature=0.7),
     "LoRA, tied head adapted": GradientCase("qwen3-tied", lora=LORA),
     "LoRA, untied, checkpointing": GradientCase("llama-untied", lora=LORA, policy=CHECKPOINTED),
-    "LoRA on two layers only": GradientCase("llama-tied", lora=LORA | {"targets": ["q_proj", "down_proj"]}),
+    "LoRA on two layers only": GradientCase(
+        "llama-tied", lora=LORA | {"targets": ["q_proj", "down_proj"]}
+    ),
 }
 LOGPROBS = ("temperature 0.7", "LoRA, tied head adapted")
 BF16 = GradientCase("qwen3-tied", policy={"param_dtype": "bfloat16"})
@@ -99,7 +101,9 @@ class Lab:
         holed = []
         for i, sequence in enumerate(self.sequences(case)[:6]):
             missing = range(sequence.num_tokens) if i == 4 else range(0, sequence.num_tokens, 3)
-            values = [float("nan") if j in missing else p for j, p in enumerate(sequence.sampler_logprobs)]
+            values = [
+                float("nan") if j in missing else p for j, p in enumerate(sequence.sampler_logprobs)
+            ]
             holed.append(replace(sequence, sampler_logprobs=values))
         return holed
 
@@ -129,7 +133,10 @@ class Lab:
         cases: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, case in (GRADIENTS | {"bf16": BF16}).items():
             splits = {split: (self.sequences(case), *how) for split, how in SPLITS.items()}
-            splits |= {"fewer than ranks": (self.sequences(case)[:1], 64, 0), "holes": (self.with_holes(case), 40, 3)}
+            splits |= {
+                "fewer than ranks": (self.sequences(case)[:1], 64, 0),
+                "holes": (self.with_holes(case), 40, 3),
+            }
             arguments = {
                 "model": self.model(case.model),
                 "sections": case.sections(),
@@ -139,14 +146,24 @@ class Lab:
             cases[f"gradients: {name}"] = "gradients", arguments
             if name in LOGPROBS:
                 sections = case.sections() | {"policy": case.policy | {"microbatch_tokens": 40}}
-                common = {"model": self.model(case.model), "sections": sections, "adapters": self.adapters(case)}
-                cases[f"logprobs: {name}"] = "logprobs", common | {"sequences": self.sequences(case)}
+                common = {
+                    "model": self.model(case.model),
+                    "sections": sections,
+                    "adapters": self.adapters(case),
+                }
+                cases[f"logprobs: {name}"] = (
+                    "logprobs",
+                    common | {"sequences": self.sequences(case)},
+                )
         for name, (model, lora) in UPDATES.items():
             common = {"model": self.model(model), "sections": training_sections(lora)}
             batches = self.batches(model)
             export = self.folder / "exports" / f"{name} {world_size}"
             if world_size <= 2:
-                cases[f"updates: {name}"] = "updates", common | {"batches": batches, "export": export}
+                cases[f"updates: {name}"] = (
+                    "updates",
+                    common | {"batches": batches, "export": export},
+                )
                 cases[f"poisoned: {name}"] = "updates", common | {"batches": self.poisoned(model)}
             saved = {"batches": batches, "folder": self.folder / "checkpoints" / name}
             if world_size == 2:
@@ -155,7 +172,10 @@ class Lab:
                 rest = {"step": 1, "batches": batches[1:]}
                 cases[f"resumed: {name}"] = "resumed", common | saved | rest
         if world_size == 2:
-            for name, path in {"broken": self.broken_model(), "absent": self.folder / "absent"}.items():
+            for name, path in {
+                "broken": self.broken_model(),
+                "absent": self.folder / "absent",
+            }.items():
                 cases[f"error: {name}"] = "build_error", {"model": path, "sections": {}}
         self.results[world_size] = run_ranks(world_size, "tests.policy.workers:run_cases", cases)
 

@@ -12,7 +12,9 @@ def same_updates(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether metrics and weights are equal to the last bit, update for update."""
     pairs = list(zip(found["after"], expected["after"], strict=True))
     assert pairs
-    weights = all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+    weights = all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs
+    )
     return weights and found["metrics"] == expected["metrics"]
 
 
@@ -44,6 +46,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_elsewhere(lab: Lab, name: str, world_
     found = lab.results[world_size][0][f"resumed: {name}"]
     expected = last(lab.results[2][0][f"interrupted: {name}"]["undisturbed"], 2)
     for key in ("train/loss", "optim/grad_norm", "optim/lr"):
-        assert [m[key] for m in found["metrics"]] == pytest.approx([m[key] for m in expected["metrics"]], abs=1e-5)
+        assert [m[key] for m in found["metrics"]] == pytest.approx(
+            [m[key] for m in expected["metrics"]], abs=1e-5
+        )
     for weights, others in zip(found["after"], expected["after"], strict=True):
         assert max(float((weights[key] - others[key]).abs().max()) for key in others) < 1e-5

@@ -38,17 +38,23 @@ def streamed(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", UPDATES)
-def test_transformers_loads_the_model_that_was_trained(lab: Lab, name: str, world_size: int) -> None:
+def test_transformers_loads_the_model_that_was_trained(
+    lab: Lab, name: str, world_size: int
+) -> None:
     base, lora = UPDATES[name]
     trained = load_model(lab.model(base), lora)
-    trained.load_state_dict(lab.results[world_size][0][f"updates: {name}"]["after"][-1], strict=False)
+    trained.load_state_dict(
+        lab.results[world_size][0][f"updates: {name}"]["after"][-1], strict=False
+    )
     saved, info = AutoModelForCausalLM.from_pretrained(
         lab.folder / "exports" / f"{name} {world_size}", output_loading_info=True
     )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     torch.testing.assert_close(logits(saved), logits(trained), rtol=0, atol=1e-5)
-    assert (logits(saved) - logits(load_model(lab.model(base)))).abs().max() > 1e-3  # it was trained at all
+    assert (
+        logits(saved) - logits(load_model(lab.model(base)))
+    ).abs().max() > 1e-3  # it was trained at all
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -77,7 +83,10 @@ def test_files_of_bounded_size_in_the_type_of_the_original(
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {file.name for file in files}
     assert index["weight_map"].keys() == dict(streamed(other)).keys()
-    assert index["metadata"]["total_size"] == sum(p.numel() for p in other.parameters()) * dtype.itemsize
+    assert (
+        index["metadata"]["total_size"]
+        == sum(p.numel() for p in other.parameters()) * dtype.itemsize
+    )
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
     assert saved.dtype == dtype
     expected = {name: tensor.to(dtype) for name, tensor in streamed(other)}
@@ -86,8 +95,12 @@ def test_files_of_bounded_size_in_the_type_of_the_original(
 
 def test_tokenizer_template_and_generation_config_travel_along(tmp_path: Path) -> None:
     source = save_tiny_model(tmp_path / "source")
-    save_pretrained(streamed(tiny_model("qwen3", tied=True)), ModelConfig(path=str(source)), tmp_path / "model")
-    tokenizer, original = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("model", "source"))
+    save_pretrained(
+        streamed(tiny_model("qwen3", tied=True)), ModelConfig(path=str(source)), tmp_path / "model"
+    )
+    tokenizer, original = (
+        AutoTokenizer.from_pretrained(tmp_path / name) for name in ("model", "source")
+    )
     chat = [{"role": "user", "content": "w1 w2"}]
     shown = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert shown == "<|user|> w1 w2 <|assistant|>"
@@ -100,7 +113,9 @@ def test_a_model_without_a_generation_config_is_saved_too(tmp_path: Path) -> Non
     model = tiny_model("qwen3", tied=True, seed=5)
     save_pretrained(streamed(model), ModelConfig(path=str(source)), tmp_path / "model")
     assert not (tmp_path / "model" / "generation_config.json").exists()
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), logits(model))
+    torch.testing.assert_close(
+        logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), logits(model)
+    )
 
 
 def test_a_tokenizer_of_its_own_folder_is_the_one_saved(tmp_path: Path) -> None:
@@ -113,7 +128,9 @@ def test_a_tokenizer_of_its_own_folder_is_the_one_saved(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("w0 w3").input_ids == [6, 9]
 
 
-def test_a_save_that_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_breaks_off_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = ModelConfig(path=str(save_tiny_model(tmp_path / "source")))
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 10_000)
 
@@ -135,11 +152,15 @@ def test_a_save_that_breaks_off_leaves_what_was_there(tmp_path: Path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]
 
 
-def test_an_older_model_of_more_files_leaves_none_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_model_of_more_files_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = ModelConfig(path=str(save_tiny_model(tmp_path / "source")))
     model = tiny_model("qwen3", tied=True)
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 10_000)
     save_pretrained(streamed(model), source, tmp_path / "model")
     monkeypatch.undo()
     save_pretrained(streamed(model), source, tmp_path / "model")
-    assert [path.name for path in (tmp_path / "model").glob("*.safetensors*")] == ["model.safetensors"]
+    assert [path.name for path in (tmp_path / "model").glob("*.safetensors*")] == [
+        "model.safetensors"
+    ]

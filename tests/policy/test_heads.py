@@ -41,7 +41,13 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
 }
 MODELS = {
-    "gemma2": (Gemma2Config(**SHAPE, head_dim=32, attn_logit_softcapping=None, final_logit_softcapping=3.0), 1.0, 3.0),
+    "gemma2": (
+        Gemma2Config(
+            **SHAPE, head_dim=32, attn_logit_softcapping=None, final_logit_softcapping=3.0
+        ),
+        1.0,
+        3.0,
+    ),
     "granite": (GraniteConfig(**SHAPE, logits_scaling=8.0), 0.125, None),
     "cohere": (CohereConfig(**SHAPE, logit_scale=0.25), 0.25, None),
     "mixtral": (MixtralConfig(**SHAPE, num_local_experts=2), 1.0, None),
@@ -56,7 +62,9 @@ def runtime() -> Iterator[Runtime]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logprobs_are_those_of_the_models_own_logits(name: str, tmp_path: Path, runtime: Runtime) -> None:
+def test_logprobs_are_those_of_the_models_own_logits(
+    name: str, tmp_path: Path, runtime: Runtime
+) -> None:
     config, scale, softcap = MODELS[name]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
@@ -69,15 +77,21 @@ def test_logprobs_are_those_of_the_models_own_logits(name: str, tmp_path: Path, 
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     sequences = make_sequences(tmp_path, 3, seed=0)
-    found = FsdpPolicy(make_config(tmp_path, rollout={"sampling.temperature": 0.8}), runtime).logprobs(sequences)
+    found = FsdpPolicy(
+        make_config(tmp_path, rollout={"sampling.temperature": 0.8}), runtime
+    ).logprobs(sequences)
     with torch.no_grad():
-        expected = torch.cat([token_logprobs(load_model(tmp_path), sequence, 0.8) for sequence in sequences])
+        expected = torch.cat(
+            [token_logprobs(load_model(tmp_path), sequence, 0.8) for sequence in sequences]
+        )
     assert expected.std() > 0.1
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_form_of_gpt2_is_plain() -> None:
-    config = GPT2Config(vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=END_ID)
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=END_ID
+    )
     assert detect_logit_transform(AutoModelForCausalLM.from_config(config)) == LogitTransform()
 
 

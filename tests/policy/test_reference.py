@@ -30,22 +30,33 @@ class Case:
 CASES = {
     "loss, adapters off": Case({"coefficient": 0.3, "estimator": "k2"}, lora=LORA),
     "loss, another model": Case({"coefficient": 0.3, "estimator": "k3"}, other=True),
-    "loss, another model than the adapters'": Case({"coefficient": 0.3, "estimator": "k2"}, lora=LORA, other=True),
-    "reward, adapters off": Case({"coefficient": 0.3, "estimator": "k1", "apply": "reward"}, lora=LORA),
-    "reward, another model": Case({"coefficient": 0.3, "estimator": "k3", "apply": "reward"}, other=True),
+    "loss, another model than the adapters'": Case(
+        {"coefficient": 0.3, "estimator": "k2"}, lora=LORA, other=True
+    ),
+    "reward, adapters off": Case(
+        {"coefficient": 0.3, "estimator": "k1", "apply": "reward"}, lora=LORA
+    ),
+    "reward, another model": Case(
+        {"coefficient": 0.3, "estimator": "k3", "apply": "reward"}, other=True
+    ),
     "entropy": Case(entropy_bonus=0.4),
     "entropy and loss": Case({"coefficient": 0.3}, entropy_bonus=0.4, lora=LORA),
 }
 
 
-def distributions(model: torch.nn.Module, sequence: TrainingSequence) -> torch.distributions.Categorical:
+def distributions(
+    model: torch.nn.Module, sequence: TrainingSequence
+) -> torch.distributions.Categorical:
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
     logits = model(input_ids=tokens, use_cache=False).logits[0, len(sequence.prompt_ids) - 1 : -1]
     return torch.distributions.Categorical(logits=logits / TEMPERATURE)
 
 
 def plain_gradient(
-    model: torch.nn.Module, reference: torch.nn.Module, case: Case, sequences: list[TrainingSequence]
+    model: torch.nn.Module,
+    reference: torch.nn.Module,
+    case: Case,
+    sequences: list[TrainingSequence],
 ) -> Tensors:
     """Each formula as it is written in a textbook, token by token."""
     total = torch.zeros(())
@@ -58,7 +69,11 @@ def plain_gradient(
         penalty = -case.entropy_bonus * policy.entropy()
         if case.kl is not None:
             log_ratio = logprobs - of_reference
-            values = {"k1": log_ratio, "k2": 0.5 * log_ratio**2, "k3": torch.expm1(-log_ratio) + log_ratio}
+            values = {
+                "k1": log_ratio,
+                "k2": 0.5 * log_ratio**2,
+                "k3": torch.expm1(-log_ratio) + log_ratio,
+            }
             k = case.kl["coefficient"] * values[case.kl.get("estimator", "k2")]
             if case.kl.get("apply") == "reward":
                 advantages = advantages - torch.stack([k[t:].sum() for t in range(len(k))]).detach()
@@ -75,7 +90,9 @@ def plain_gradient(
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model and another one of its family."""
     folder = tmp_path_factory.mktemp("regularizers")
-    return save_tiny_model(folder / "one", tied=True), save_tiny_model(folder / "two", tied=False, seed=5)
+    return save_tiny_model(folder / "one", tied=True), save_tiny_model(
+        folder / "two", tied=False, seed=5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +113,11 @@ def found(folders: tuple[Path, Path], sequences: list[TrainingSequence]) -> dict
             "rollout": {"sampling.temperature": TEMPERATURE},
         }
         adapters = make_adapters(folders[0], case.lora, seed=3) if case.lora else None
-        arguments = {"model": folders[0], "sections": sections, "splits": {"all": (sequences, 60, 1)}}
+        arguments = {
+            "model": folders[0],
+            "sections": sections,
+            "splits": {"all": (sequences, 60, 1)},
+        }
         jobs[name] = "gradients", arguments | {"adapters": adapters}
     (first, second) = run_ranks(2, "tests.policy.workers:run_cases", jobs)
     assert all(first[name]["all"]["metrics"] == second[name]["all"]["metrics"] for name in CASES)

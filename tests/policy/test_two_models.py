@@ -25,7 +25,10 @@ FROZEN = [(form, frozen) for form in FORMS for frozen in MODELS]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("two")
     model = save_tiny_model(folder / "model", tied=True)
-    batches = {name: [make_sequences(model, 9, seed=10 * i + j) for j in range(3)] for i, name in enumerate(MODELS, 1)}
+    batches = {
+        name: [make_sequences(model, 9, seed=10 * i + j) for j in range(3)]
+        for i, name in enumerate(MODELS, 1)
+    }
     together = make_sequences(model, 12, seed=1)
     sequences = {"search": together[::2], "aggregation": together[1::2]}
     adapters = make_adapters(model, LORA, seed=3)
@@ -52,11 +55,20 @@ def test_each_model_is_trained_as_a_plain_one_on_its_own_rows_by_its_own_optimiz
     found, settings = trained["found"][f"{form}, None frozen"], OPTIMIZERS[model]
     lora = LORA if form == "adapters" else None
     plain = load_model(trained["folder"], lora, found["start"][model] if lora else None)
-    batches = [(settings["lr"] * f, batch) for f, batch in zip(LR_FACTORS, trained["batches"][model], strict=True)]
-    kinds = {"weight_decay": settings["weight_decay"], "eps": settings["eps"], "clip": settings["max_grad_norm"]}
+    batches = [
+        (settings["lr"] * f, batch)
+        for f, batch in zip(LR_FACTORS, trained["batches"][model], strict=True)
+    ]
+    kinds = {
+        "weight_decay": settings["weight_decay"],
+        "eps": settings["eps"],
+        "clip": settings["max_grad_norm"],
+    }
     expected = list(train(plain, batches, **kinds))
     metrics = found["metrics"][model]
-    assert [m["optim/grad_norm"] for m in metrics] == pytest.approx([norm for norm, _ in expected], rel=1e-4)
+    assert [m["optim/grad_norm"] for m in metrics] == pytest.approx(
+        [norm for norm, _ in expected], rel=1e-4
+    )
     assert max(norm for norm, _ in expected) > settings["max_grad_norm"]
     for weights, (_, expected_weights) in zip(found["after"][model], expected, strict=True):
         assert_close(weights, expected_weights)
@@ -82,13 +94,19 @@ def test_a_frozen_model_has_no_gradient_and_no_moments_and_does_not_change(
     assert all(torch.equal(held["end"][key], each) for key, each in found["start"][frozen].items())
     (other,) = found["after"]
     free = trained["found"][f"{form}, None frozen"]["after"][other]
-    assert all(torch.equal(a[key], b[key]) for a, b in zip(found["after"][other], free, strict=True) for key in b)
+    assert all(
+        torch.equal(a[key], b[key])
+        for a, b in zip(found["after"][other], free, strict=True)
+        for key in b
+    )
 
 
 def test_two_equal_adapters_get_the_parts_of_what_one_gets(trained: dict[str, Any]) -> None:
     found = trained["found"]["gradients"]
     scale = max(float(gradient.abs().max()) for gradient in found["one"].values())
-    together = {name: found["search"][name] + found["aggregation"][name] for name in found["search"]}
+    together = {
+        name: found["search"][name] + found["aggregation"][name] for name in found["search"]
+    }
     assert largest_difference(together, found["one"]) < 4e-6 * scale
     for model in MODELS:
         plain = load_model(trained["folder"], LORA, trained["adapters"])
@@ -104,7 +122,9 @@ def test_a_checkpoint_of_an_adapter_holds_nothing_of_the_other(trained: dict[str
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_exports_are_what_peft_and_transformers_read_back(trained: dict[str, Any], model: str) -> None:
+def test_exports_are_what_peft_and_transformers_read_back(
+    trained: dict[str, Any], model: str
+) -> None:
     own = AutoModelForCausalLM.from_pretrained(trained["exports"] / "models" / model)
     weights = trained["found"]["models, None frozen"]["after"][model][-1]
     assert all(torch.equal(own.get_parameter(name), weights[name]) for name in weights)

@@ -21,7 +21,11 @@ def expected_updates(
     """What the plain model makes of (lr factor, sequences)."""
     model = load_model(folder, LORA if adapters else None, adapters)
     lr = OPTIMIZER["lr"]
-    settings = {"weight_decay": OPTIMIZER["weight_decay"], "eps": OPTIMIZER["eps"], "clip": OPTIMIZER["max_grad_norm"]}
+    settings = {
+        "weight_decay": OPTIMIZER["weight_decay"],
+        "eps": OPTIMIZER["eps"],
+        "clip": OPTIMIZER["max_grad_norm"],
+    }
     return list(train(model, [(lr * factor, batch) for factor, batch in batches], **settings))
 
 
@@ -38,10 +42,14 @@ def assert_close(found: Tensors, expected: Tensors, tolerance: float = 1e-6) -> 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("name", UPDATES)
-def test_three_updates_are_those_of_adamw_on_the_whole_model(lab: Lab, name: str, world_size: int) -> None:
+def test_three_updates_are_those_of_adamw_on_the_whole_model(
+    lab: Lab, name: str, world_size: int
+) -> None:
     found = lab.results[world_size][0][f"updates: {name}"]
     folder, adapters = lab.model(UPDATES[name][0]), start_of_adapters(lab, name)
-    expected = expected_updates(folder, adapters, zip(LR_FACTORS, lab.batches(UPDATES[name][0]), strict=False))
+    expected = expected_updates(
+        folder, adapters, zip(LR_FACTORS, lab.batches(UPDATES[name][0]), strict=False)
+    )
     norms = [norm for norm, _ in expected]
     assert max(norms) > OPTIMIZER["max_grad_norm"]  # or clipping would not be tested
     assert [m["optim/grad_norm"] for m in found["metrics"]] == pytest.approx(norms, rel=1e-4)
@@ -57,7 +65,9 @@ def test_learning_rate_follows_warm_up_and_cosine(lab: Lab, world_size: int) -> 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("name", UPDATES)
-def test_tied_weights_stay_one_tensor_and_masters_float32(lab: Lab, name: str, world_size: int) -> None:
+def test_tied_weights_stay_one_tensor_and_masters_float32(
+    lab: Lab, name: str, world_size: int
+) -> None:
     found = lab.results[world_size][0][f"updates: {name}"]
     assert found["dtypes"] == {torch.float32}
     assert found["head_tensors"] == (2 if "untied" in name else 1)
@@ -69,7 +79,9 @@ def test_tied_weights_stay_one_tensor_and_masters_float32(lab: Lab, name: str, w
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("name", UPDATES)
-def test_a_batch_without_a_finite_gradient_changes_nothing(lab: Lab, name: str, world_size: int) -> None:
+def test_a_batch_without_a_finite_gradient_changes_nothing(
+    lab: Lab, name: str, world_size: int
+) -> None:
     found = lab.results[world_size][0][f"poisoned: {name}"]
     assert [m["optim/skipped"] for m in found["metrics"]] == [0, 1, 0]
     assert not math.isfinite(found["metrics"][1]["optim/grad_norm"])
@@ -84,7 +96,9 @@ def test_a_batch_without_a_finite_gradient_changes_nothing(lab: Lab, name: str, 
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("name", UPDATES)
-def test_streamed_weights_are_those_of_the_model_file_at_the_start(lab: Lab, name: str, world_size: int) -> None:
+def test_streamed_weights_are_those_of_the_model_file_at_the_start(
+    lab: Lab, name: str, world_size: int
+) -> None:
     folder = lab.model(UPDATES[name][0])
     expected = load_file(folder / "model.safetensors")
     expected.setdefault("lm_head.weight", expected["model.embed_tokens.weight"])
@@ -111,7 +125,9 @@ def test_streamed_weights_are_those_that_peft_merges(lab: Lab, name: str, world_
     found = lab.results[world_size][0][f"updates: {name}"]
     adapted = load_model(folder, LORA)
     head = adapted.get_base_model().lm_head.base_layer
-    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # peft would merge a tied head into the embedding
+    head.weight = torch.nn.Parameter(
+        head.weight.detach().clone()
+    )  # peft would merge a tied head into the embedding
     load_adapters(adapted, found["after"][-1])
     merged = dict(adapted.merge_and_unload().named_parameters())
     assert_close(found["end"], {key: value.detach() for key, value in merged.items()})

@@ -19,7 +19,9 @@ Batches = dict[str, list[list[TrainingSequence]]]
 
 def lab(runtime: Runtime, argument: dict[str, Any]) -> dict[str, Any]:
     folder, batches, sections = argument["folder"], argument["batches"], argument["sections"]
-    results: dict[str, Any] = {"gradients": gradients(runtime, folder, argument["sequences"], argument["adapters"])}
+    results: dict[str, Any] = {
+        "gradients": gradients(runtime, folder, argument["sequences"], argument["adapters"])
+    }
     for form in ("adapters", "models"):
         for frozen in (None, "search", "aggregation"):
             model = {"path": str(folder), "lora": LORA if form == "adapters" else None}
@@ -37,24 +39,35 @@ def updates(
     policies, frozen = build_policies(make_config(folder, **sections), runtime)
     both: dict[str, Any] = {**policies, **frozen}
     results: dict[str, Any] = {"start": {model: weights(policy) for model, policy in both.items()}}
-    results |= {"metrics": {model: [] for model in policies}, "after": {model: [] for model in policies}, "kept": []}
+    results |= {
+        "metrics": {model: [] for model in policies},
+        "after": {model: [] for model in policies},
+        "kept": [],
+    }
     for step in range(len(batches["search"])):
         for model, policy in policies.items():
             before = all_but(policy, both)
             sequences = _owned(runtime, batches[model][step], step)
-            results["metrics"][model].append(policy.update(distribute(sequences, 40, policy.replica)))
+            results["metrics"][model].append(
+                policy.update(distribute(sequences, 40, policy.replica))
+            )
             results["after"][model].append(weights(policy))
             results["kept"].append(_same(before, all_but(policy, both)))
     results["frozen"] = {
         model: {
             "trained": any(p.requires_grad for p in policy.parameters()),
             "gradients": any(p.grad is not None for p in policy.parameters()),
-            "moments": sum(id(p) in {id(q) for q in policy.parameters()} for p in in_optimizers(policies.values())),
+            "moments": sum(
+                id(p) in {id(q) for q in policy.parameters()}
+                for p in in_optimizers(policies.values())
+            ),
             "end": weights(policy),
         }
         for model, policy in frozen.items()
     }
-    results["saved"] = {model: sorted(policy.state_dict()["model"]) for model, policy in policies.items()}
+    results["saved"] = {
+        model: sorted(policy.state_dict()["model"]) for model, policy in policies.items()
+    }
     if export is not None:
         for model, policy in both.items():
             policy.save_pretrained(export / model)
@@ -62,12 +75,17 @@ def updates(
 
 
 def gradients(
-    runtime: Runtime, folder: Path, sequences: dict[str, list[TrainingSequence]], adapters: dict[str, Tensors]
+    runtime: Runtime,
+    folder: Path,
+    sequences: dict[str, list[TrainingSequence]],
+    adapters: dict[str, Tensors],
 ) -> dict[str, Tensors]:
     """By model, or "one" for a single model on all sequences, what would reach the optimizer; from equal adapters."""
     common = {"model": {"path": str(folder), "lora": LORA}, "optimizer": NO_CLIPPING}
     one = FsdpPolicy(make_config(folder, **common), runtime)
-    policies, _ = build_policies(make_config(folder, **common, two_models={"form": "adapters"}), runtime)
+    policies, _ = build_policies(
+        make_config(folder, **common, two_models={"form": "adapters"}), runtime
+    )
     found = {}
     for model, policy in {"one": one, **policies}.items():
         assert isinstance(policy, FsdpPolicy)
@@ -77,7 +95,9 @@ def gradients(
         policy.optimizer.step = lambda p=policy, to=taken: to.update(  # type: ignore[method-assign, assignment]
             {name: _whole(parameter.grad) for name, parameter in named(p).items()}
         )
-        mine = [s for part in sequences.values() for s in part] if model == "one" else sequences[model]
+        mine = (
+            [s for part in sequences.values() for s in part] if model == "one" else sequences[model]
+        )
         policy.update(distribute(_owned(runtime, mine, 1), 60, policy.replica))
         found[model] = taken
     return found
@@ -102,9 +122,13 @@ def all_but(policy: FsdpPolicy, both: dict[str, Any]) -> list[torch.Tensor]:
     own = {id(parameter) for parameter in policy.parameters()}
     others = [each for each in both.values() if each is not policy]
     parameters = [p for each in others for p in each.model.parameters() if id(p) not in own]
-    moments = [t for each in others if isinstance(each, FsdpPolicy) for t in _optimizer_tensors(each)]
+    moments = [
+        t for each in others if isinstance(each, FsdpPolicy) for t in _optimizer_tensors(each)
+    ]
     return [*map(_whole, parameters), *moments]
 
 
 def in_optimizers(policies: Any) -> list[Any]:
-    return [p for policy in policies for group in policy.optimizer.param_groups for p in group["params"]]
+    return [
+        p for policy in policies for group in policy.optimizer.param_groups for p in group["params"]
+    ]

@@ -21,7 +21,10 @@ Tensors = dict[str, torch.Tensor]
 
 def run_cases(runtime: Runtime, cases: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Every case by name: one of the functions below and its arguments. One launch serves them all."""
-    return {name: globals()[function](runtime, **arguments) for name, (function, arguments) in cases.items()}
+    return {
+        name: globals()[function](runtime, **arguments)
+        for name, (function, arguments) in cases.items()
+    }
 
 
 def gradients(
@@ -39,18 +42,26 @@ def gradients(
 
     def take_instead_of_stepping() -> None:
         taken.clear()
-        taken.update({n: _whole(p.grad) for n, p in policy.model.named_parameters() if p.grad is not None})
+        taken.update(
+            {n: _whole(p.grad) for n, p in policy.model.named_parameters() if p.grad is not None}
+        )
 
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign, assignment]
     results = {}
     for name, (sequences, budget, seed) in splits.items():
-        metrics = policy.update(distribute(_owned(runtime, sequences, seed), budget, policy.replica))
+        metrics = policy.update(
+            distribute(_owned(runtime, sequences, seed), budget, policy.replica)
+        )
         results[name] = {"metrics": metrics, "gradients": dict(taken)}
     return results | {"dtypes": {p.dtype for p in policy.model.parameters()}}
 
 
 def logprobs(
-    runtime: Runtime, model: Path, sections: Sections, sequences: list[TrainingSequence], adapters: Tensors | None
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    sequences: list[TrainingSequence],
+    adapters: Tensors | None,
 ) -> dict[tuple[int, int], torch.Tensor]:
     """By key, of `sequences`, which are all rank 0's: the others take part with none."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
@@ -62,7 +73,11 @@ def logprobs(
 
 
 def updates(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], export: Path | None = None
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    export: Path | None = None,
 ) -> dict[str, Any]:
     """One update a batch: metrics and trained weights after each, the streamed weights before and after all."""
     policy = FsdpPolicy(make_config(model, **sections), runtime)
@@ -76,7 +91,9 @@ def updates(
     if export is not None:
         policy.save_pretrained(export)
     heads = {
-        id(module.weight) for name, module in policy.model.named_modules() if name.endswith(("embed_tokens", "lm_head"))
+        id(module.weight)
+        for name, module in policy.model.named_modules()
+        if name.endswith(("embed_tokens", "lm_head"))
     }
     return {
         "start": start,
@@ -91,7 +108,11 @@ def updates(
 
 
 def interrupted(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    folder: Path,
 ) -> dict[str, Any]:
     """Train through all of `batches`, saving before the first and after it; then twice again from what was saved."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -111,7 +132,12 @@ def interrupted(
 
 
 def resumed(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path, step: int
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    folder: Path,
+    step: int,
 ) -> dict[str, Any]:
     """Train on `batches` from the checkpoint of `step`, with a policy whose own start is another."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -134,7 +160,9 @@ def build_error(runtime: Runtime, model: Path, sections: Sections) -> str:
     return "no error"
 
 
-def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[TrainingSequence]]) -> dict[str, list[Any]]:
+def _train_on(
+    policy: FsdpPolicy, runtime: Runtime, batches: list[list[TrainingSequence]]
+) -> dict[str, list[Any]]:
     metrics, after = [], []
     for index, batch in enumerate(batches):
         metrics.append(policy.update(distribute(_owned(runtime, batch, index), 60, policy.replica)))
@@ -142,11 +170,15 @@ def _train_on(policy: FsdpPolicy, runtime: Runtime, batches: list[list[TrainingS
     return {"metrics": metrics, "after": after}
 
 
-def _owned(runtime: Runtime, sequences: list[TrainingSequence], seed: int) -> list[TrainingSequence]:
+def _owned(
+    runtime: Runtime, sequences: list[TrainingSequence], seed: int
+) -> list[TrainingSequence]:
     """This rank's share of a random ownership; seed 0 gives everything to rank 0."""
     rng = random.Random(seed)
     owners = [rng.randrange(runtime.world_size) if seed else 0 for _ in sequences]
-    mine = [sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == runtime.rank]
+    mine = [
+        sequence for sequence, owner in zip(sequences, owners, strict=True) if owner == runtime.rank
+    ]
     rng.shuffle(mine)
     return mine
 
@@ -161,7 +193,11 @@ def _trained(policy: FsdpPolicy) -> Tensors:
 
 
 def _optimizer_tensors(policy: FsdpPolicy) -> list[torch.Tensor]:
-    return [_whole(value) for state in policy.optimizer.state.values() for _, value in sorted(state.items())]
+    return [
+        _whole(value)
+        for state in policy.optimizer.state.values()
+        for _, value in sorted(state.items())
+    ]
 
 
 def _same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:

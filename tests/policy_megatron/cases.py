@@ -16,7 +16,10 @@ from tests.policy.test_reference import Case as KlCase
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import save_tiny_model
 
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # so that a rank of two still has two groups to sort
+HEADS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}  # so that a rank of two still has two groups to sort
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -32,7 +35,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("qwen2", {"tied": True}),
     "experts": ("qwen3_moe", {"tied": False}),
     "five layers, tied": ("qwen3", {"tied": True, "num_hidden_layers": 5}),
-    "three layers, experts": ("qwen3_moe", {"tied": False, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
+    "three layers, experts": (
+        "qwen3_moe",
+        {"tied": False, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+    ),
     "some experts": ("qwen3_moe", {"tied": False, "mlp_only_layers": [0], "norm_topk_prob": False}),
 }
 # Name: ranks, model, policy.megatron.
@@ -52,16 +58,36 @@ GRADIENTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "PP2 x TP2+SP, qwen3": (4, "qwen3 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, llama": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}),
     "PP2 x TP2+SP, qwen2": (4, "qwen2 tied", {"pipeline_parallel": 2, "tensor_parallel": 2}),
-    "PP2 x TP2+SP x EP2": (4, "experts", {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
-    "PP2 x VP2 x CP2": (4, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2}),
+    "PP2 x TP2+SP x EP2": (
+        4,
+        "experts",
+        {"pipeline_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2},
+    ),
+    "PP2 x VP2 x CP2": (
+        4,
+        "five layers, tied",
+        {"pipeline_parallel": 2, "virtual_stages": 2, "context_parallel": 2},
+    ),
     "CP2 x TP2+SP": (4, "qwen3 tied", {"context_parallel": 2, "tensor_parallel": 2}),
-    "CP2 x TP2": (4, "qwen3", {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": False}),
+    "CP2 x TP2": (
+        4,
+        "qwen3",
+        {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": False},
+    ),
     "CP2 x PP2, tied": (4, "qwen3 tied", {"context_parallel": 2, "pipeline_parallel": 2}),
-    "CP2 x TP2+SP x EP2": (4, "experts", {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2}),
+    "CP2 x TP2+SP x EP2": (
+        4,
+        "experts",
+        {"context_parallel": 2, "tensor_parallel": 2, "expert_parallel": 2},
+    ),
     "DP2 x CP2": (4, "qwen3", {"context_parallel": 2}),
     "DP2 x EP2 x TP2": (4, "experts", {"expert_parallel": 2, "tensor_parallel": 2}),
 }
-RECOMPUTED = ("TP2+SP, biases", "CP2 x TP2+SP", "PP2 x TP2+SP x EP2")  # of these, with activation checkpointing
+RECOMPUTED = (
+    "TP2+SP, biases",
+    "CP2 x TP2+SP",
+    "PP2 x TP2+SP x EP2",
+)  # of these, with activation checkpointing
 BF16 = (2, "qwen3 tied", {"tensor_parallel": 2})
 SOME = EVERYWHERE | {"targets": ["q_proj", "v_proj", "down_proj"]}
 NO_EXPERTS = EVERYWHERE | {"targets": [*ATTENTION_AND_MLP[:4], "lm_head"]}
@@ -71,9 +97,19 @@ LORA: dict[str, tuple[int, str, dict[str, Any], dict[str, Any]]] = {
     "TP2+SP": (2, "qwen3", {"tensor_parallel": 2}, EVERYWHERE),
     "TP2+SP, biases, some layers": (2, "qwen2 tied", {"tensor_parallel": 2}, SOME),
     "PP2, tied": (2, "qwen3 tied", {"pipeline_parallel": 2}, EVERYWHERE),
-    "PP2 x VP2": (2, "five layers, tied", {"pipeline_parallel": 2, "virtual_stages": 2}, EVERYWHERE),
+    "PP2 x VP2": (
+        2,
+        "five layers, tied",
+        {"pipeline_parallel": 2, "virtual_stages": 2},
+        EVERYWHERE,
+    ),
     "CP2": (2, "qwen3 tied", {"context_parallel": 2}, EVERYWHERE),
-    "EP2 x TP2, no experts": (2, "experts", {"expert_parallel": 2, "tensor_parallel": 2}, NO_EXPERTS),
+    "EP2 x TP2, no experts": (
+        2,
+        "experts",
+        {"expert_parallel": 2, "tensor_parallel": 2},
+        NO_EXPERTS,
+    ),
     "PP2 x TP2+SP": (4, "llama", {"pipeline_parallel": 2, "tensor_parallel": 2}, EVERYWHERE),
 }
 LORA_RECOMPUTED = ("TP2+SP, biases, some layers", "PP2 x TP2+SP")
@@ -92,14 +128,19 @@ UPDATES: dict[str, tuple[int, str, dict[str, Any]]] = {
 }
 # Name: policy.megatron, the case; on 2 ranks, with "qwen3 tied" and its sequences.
 KL: dict[str, tuple[dict[str, Any], KlCase]] = {
-    "loss, adapters off, TP2+SP": ({"tensor_parallel": 2}, KlCase({"coefficient": 0.3}, lora=EVERYWHERE)),
+    "loss, adapters off, TP2+SP": (
+        {"tensor_parallel": 2},
+        KlCase({"coefficient": 0.3}, lora=EVERYWHERE),
+    ),
     "loss, another model, PP2 x VP2": (
         {"pipeline_parallel": 2, "virtual_stages": 2},
         KlCase({"coefficient": 0.3, "estimator": "k3"}, other=True),
     ),
     "reward, another model, DP2": (
         {},
-        KlCase({"coefficient": 0.3, "estimator": "k1", "apply": "reward"}, lora=EVERYWHERE, other=True),
+        KlCase(
+            {"coefficient": 0.3, "estimator": "k1", "apply": "reward"}, lora=EVERYWHERE, other=True
+        ),
     ),
 }
 # Checkpoints written in the first layout, on 2 ranks, from which each of the others resumes: ranks, policy.megatron.
@@ -141,7 +182,11 @@ RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
 LORA_RESUMES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
     "LoRA, TP2+SP": ("qwen3 tied", [(2, {"tensor_parallel": 2}), (2, {"pipeline_parallel": 2})]),
 }
-OTHERS = [(name, i) for name, (_, layouts) in (RESUMES | LORA_RESUMES).items() for i in range(len(layouts) - 1)]
+OTHERS = [
+    (name, i)
+    for name, (_, layouts) in (RESUMES | LORA_RESUMES).items()
+    for i in range(len(layouts) - 1)
+]
 SPLITS = {"one budget for all": (4096, 0), "many micro-batches": (30, 1)}
 
 
@@ -184,7 +229,10 @@ class Lab:
     def adapters(self, name: str) -> dict[str, Tensor]:
         """Small enough that float32 knows the gradient's norm to 1e-6."""
         _, model, _, lora = LORA[name]
-        return {name: 0.5 * each for name, each in make_adapters(self.model(model), lora, seed=3).items()}
+        return {
+            name: 0.5 * each
+            for name, each in make_adapters(self.model(model), lora, seed=3).items()
+        }
 
     @cache  # noqa: B019
     def adapted_sequences(self, name: str) -> list[TrainingSequence]:
@@ -218,11 +266,19 @@ class Lab:
         if world_size == BF16[0]:
             how = sections(BF16[2], param_dtype="bfloat16")
             splits = {"many micro-batches": (self.sequences(BF16[1]), 30, 1)}
-            cases["gradients: bf16"] = "gradients", {"model": self.model(BF16[1]), "sections": how, "splits": splits}
+            cases["gradients: bf16"] = (
+                "gradients",
+                {"model": self.model(BF16[1]), "sections": how, "splits": splits},
+            )
         for name, (ranks, model, layout, lora) in LORA.items():
             if ranks == world_size:
-                how = sections(layout, activation_checkpointing=name in LORA_RECOMPUTED) | {"model": {"lora": lora}}
-                splits = {split: (self.adapted_sequences(name), *how_split) for split, how_split in SPLITS.items()}
+                how = sections(layout, activation_checkpointing=name in LORA_RECOMPUTED) | {
+                    "model": {"lora": lora}
+                }
+                splits = {
+                    split: (self.adapted_sequences(name), *how_split)
+                    for split, how_split in SPLITS.items()
+                }
                 arguments = {"model": self.model(model), "sections": how, "splits": splits}
                 cases[f"LoRA: {name}"] = "gradients", arguments | {"adapters": self.adapters(name)}
         for name, (ranks, model, layout, lora) in LORA_UPDATES.items():
@@ -234,27 +290,54 @@ class Lab:
         if world_size == BF16[0]:
             how = training_sections(BF16[2]) | {"model": {"lora": EVERYWHERE}}
             how["policy"] |= {"param_dtype": "bfloat16"}
-            common = {"model": self.model(BF16[1]), "sections": how, "batches": self.batches(BF16[1])}
-            cases["LoRA updates: bf16"] = "updates_of_adapters", common | {"folder": self.folder / "adapters" / "bf16"}
+            common = {
+                "model": self.model(BF16[1]),
+                "sections": how,
+                "batches": self.batches(BF16[1]),
+            }
+            cases["LoRA updates: bf16"] = (
+                "updates_of_adapters",
+                common | {"folder": self.folder / "adapters" / "bf16"},
+            )
         for name, (layout, case) in KL.items() if world_size == 2 else ():
             kl = {**(case.kl or {}), "reference": str(self.other_model()) if case.other else None}
             how = sections(layout) | {"model": {"lora": case.lora}, "algorithm": {"kl": kl}}
             how |= {"rollout": {"sampling.temperature": TEMPERATURE}}
-            arguments = {"model": self.model("qwen3 tied"), "sections": how, "adapters": self.kl_adapters(case)}
-            cases[f"KL: {name}"] = "gradients", arguments | {"splits": {"all": (self.batches("qwen3 tied")[0], 60, 1)}}
+            arguments = {
+                "model": self.model("qwen3 tied"),
+                "sections": how,
+                "adapters": self.kl_adapters(case),
+            }
+            cases[f"KL: {name}"] = (
+                "gradients",
+                arguments | {"splits": {"all": (self.batches("qwen3 tied")[0], 60, 1)}},
+            )
         for name, (ranks, model, layout) in UPDATES.items():
             if ranks == world_size:
                 common = {"model": self.model(model), "sections": training_sections(layout)}
                 batches = {"clean": self.batches(model), "poisoned": self.poisoned(model)}
-                cases[f"updates: {name}"] = "updates", common | {"batches": batches, "fsdp": model == "qwen3 tied"}
+                cases[f"updates: {name}"] = (
+                    "updates",
+                    common | {"batches": batches, "fsdp": model == "qwen3 tied"},
+                )
         for name, (model, (first, *others)) in (RESUMES | LORA_RESUMES).items():
             more = {"model": {"lora": EVERYWHERE}} if name in LORA_RESUMES else {}
-            saved = {"model": self.model(model), "batches": self.batches(model), "folder": self.folder / "saved" / name}
+            saved = {
+                "model": self.model(model),
+                "batches": self.batches(model),
+                "folder": self.folder / "saved" / name,
+            }
             if first[0] == world_size:
-                cases[f"interrupted: {name}"] = "interrupted", saved | {"sections": training_sections(first[1]) | more}
+                cases[f"interrupted: {name}"] = (
+                    "interrupted",
+                    saved | {"sections": training_sections(first[1]) | more},
+                )
             for i, (ranks, layout) in enumerate(others):
                 if ranks == world_size:
-                    rest = {"sections": training_sections(layout) | more, "batches": self.batches(model)[1:]}
+                    rest = {
+                        "sections": training_sections(layout) | more,
+                        "batches": self.batches(model)[1:],
+                    }
                     cases[f"resumed: {name} {i}"] = "resumed", saved | rest
         run = "tests.policy_megatron.workers:run_cases"
         self.results[world_size] = run_ranks(world_size, run, cases, timeout_s=600.0)

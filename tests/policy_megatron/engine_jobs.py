@@ -22,7 +22,9 @@ from tests.support.configs import make_config  # noqa: E402
 from tests.support.tiny_models import END_ID  # noqa: E402
 
 
-def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], Any, Path]) -> dict[str, Any]:
+def lab(
+    runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], Any, Path]
+) -> dict[str, Any]:
     """Gaps of the canary before and after updates, and the engine's log-probs against transformers' of the export."""
     folder, layout, rollout, lora, export = argument
     config = make_config(
@@ -60,7 +62,9 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any], dict[str, Any], 
         expected = response_logprobs(
             saved, PROMPTS[each.key.episode], each.token_ids, config.rollout.sampling.temperature
         )
-        results["errors"].append(max(abs(a - b) for a, b in zip(each.logprobs, expected, strict=True)))
+        results["errors"].append(
+            max(abs(a - b) for a, b in zip(each.logprobs, expected, strict=True))
+        )
     engine.close()
     return results
 

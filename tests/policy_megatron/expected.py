@@ -11,9 +11,16 @@ def by_checkpoint_name(tensors: Tensors) -> Tensors:
         if leaf == "gate_up_proj":
             for expert, both in enumerate(tensor):
                 gate, up = both.chunk(2)
-                named |= {f"{owner}.{expert}.gate_proj.weight": gate, f"{owner}.{expert}.up_proj.weight": up}
+                named |= {
+                    f"{owner}.{expert}.gate_proj.weight": gate,
+                    f"{owner}.{expert}.up_proj.weight": up,
+                }
         elif leaf == "down_proj":
-            named |= {f"{owner}.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)}
+            named |= {
+                f"{owner}.{expert}.down_proj.weight": each for expert, each in enumerate(tensor)
+            }
         else:
             named[name] = tensor
-    return named | {"lm_head.weight": named.get("lm_head.weight", named["model.embed_tokens.weight"])}
+    return named | {
+        "lm_head.weight": named.get("lm_head.weight", named["model.embed_tokens.weight"])
+    }

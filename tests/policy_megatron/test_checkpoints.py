@@ -14,7 +14,10 @@ def test_a_resumed_run_continues_bit_for_bit(lab: Lab, name: str) -> None:
     for rank in lab.results[2]:
         found = rank[f"interrupted: {name}"]
         for ours, theirs in zip(found["resumed"], found["whole"][1:], strict=True):
-            assert all(torch.equal(ours["weights"][key], theirs["weights"][key]) for key in theirs["weights"])
+            assert all(
+                torch.equal(ours["weights"][key], theirs["weights"][key])
+                for key in theirs["weights"]
+            )
             assert ours["metrics"] == theirs["metrics"]
 
 
@@ -26,4 +29,6 @@ def test_another_layout_resumes_with_the_same_numbers(lab: Lab, name: str, other
         for ours, theirs in zip(rank[f"resumed: {name} {other}"], whole[1:], strict=True):
             assert largest_difference(ours["weights"], theirs["weights"]) < 1e-6
             for metric in ("train/loss", "optim/grad_norm", "optim/lr"):
-                assert ours["metrics"][metric] == pytest.approx(theirs["metrics"][metric], rel=1e-5), metric
+                assert ours["metrics"][metric] == pytest.approx(
+                    theirs["metrics"][metric], rel=1e-5
+                ), metric

@@ -23,7 +23,9 @@ def test_every_row_has_one_rank_and_every_rank_as_many(costs: list[float], ranks
     for rows in rows_by_rank:
         assert len(rows) == len(costs)
         assert all(np.diff(rows) > 0)
-    assert [rows.tolist() for rows in partition_rows(cost, ranks)] == [rows.tolist() for rows in rows_by_rank]
+    assert [rows.tolist() for rows in partition_rows(cost, ranks)] == [
+        rows.tolist() for rows in rows_by_rank
+    ]
 
 
 def spiral_problem(length: int) -> list[TrainingSequence]:
@@ -38,7 +40,10 @@ def spiral_problem(length: int) -> list[TrainingSequence]:
     for _ in range(4):
         context = prompt + [token for i in sorted(rng.sample(range(8), 4)) for token in traces[i]]
         sequences += [(context, ids(rng.randint(length // 2, length))) for _ in range(4)]
-    return [TrainingSequence(SequenceKey(0, i), p, r, [0.0] * len(r), 1.0, 1.0) for i, (p, r) in enumerate(sequences)]
+    return [
+        TrainingSequence(SequenceKey(0, i), p, r, [0.0] * len(r), 1.0, 1.0)
+        for i, (p, r) in enumerate(sequences)
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -46,9 +51,13 @@ def spiral_problem(length: int) -> list[TrainingSequence]:
 def test_ranks_have_the_same_to_do(shape: str, ranks: int) -> None:
     sequences = spiral_problem(256)
     if shape == "flat":
-        sequences = [TrainingSequence(SequenceKey(i, 0), *s_fields(s)) for i, s in enumerate(sequences)]
+        sequences = [
+            TrainingSequence(SequenceKey(i, 0), *s_fields(s)) for i, s in enumerate(sequences)
+        ]
     elif shape == "one sequence":
-        sequences = [TrainingSequence(SequenceKey(0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)]
+        sequences = [
+            TrainingSequence(SequenceKey(0, 0), [1] * 4096, [2] * 4096, [0.0] * 4096, 1.0, 1.0)
+        ]
     batch = pack(sequences)
     rows = len(batch.layout.depth) // ranks * ranks
     head = np.bincount(batch.logit_indices.numpy(), minlength=rows)[:rows]

@@ -19,16 +19,29 @@ CASES: dict[str, tuple[Any, bool, dict[str, Any], dict[str, Any], Any]] = {
         {"rank": 8, "alpha": 16},
     ),
     "PP2, adapters merged into a vLLM engine of two": (
-        *("llama", False, {"pipeline_parallel": 2}, {"engine.name": "vllm", "engine.tensor_parallel": 2}),
+        *(
+            "llama",
+            False,
+            {"pipeline_parallel": 2},
+            {"engine.name": "vllm", "engine.tensor_parallel": 2},
+        ),
         {"rank": 8, "alpha": 16},
     ),
     "EP2, embedded engines": ("qwen3_moe", False, {"expert_parallel": 2}, {}, None),
-    "EP2, two vLLM engines": ("qwen3_moe", False, {"expert_parallel": 2}, {"engine.name": "vllm"}, None),
+    "EP2, two vLLM engines": (
+        "qwen3_moe",
+        False,
+        {"expert_parallel": 2},
+        {"engine.name": "vllm"},
+        None,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_reported(name: str, tmp_path: Path) -> None:
+def test_engine_and_export_have_the_trained_weights_and_a_stale_engine_is_reported(
+    name: str, tmp_path: Path
+) -> None:
     family, tied, layout, rollout, lora = CASES[name]
     model = save_tiny_model(tmp_path / "model", family, tied=tied, **HEADS)
     arguments = (model, layout, rollout, lora, tmp_path / "export")

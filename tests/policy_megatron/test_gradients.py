@@ -50,12 +50,16 @@ def test_gradient_norm_counts_every_weight_once(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_logprobs_are_those_of_the_plain_model_for_each_ranks_own_sequences(lab: Lab, name: str) -> None:
+def test_logprobs_are_those_of_the_plain_model_for_each_ranks_own_sequences(
+    lab: Lab, name: str
+) -> None:
     ranks, model, _ = GRADIENTS[name]
     plain = load_model(lab.model(model))
     for rank, results in enumerate(lab.of("gradients", name)):
         with torch.no_grad():
-            own = torch.cat([token_logprobs(plain, s, 1.0) for s in lab.sequences(model)[rank::ranks]])
+            own = torch.cat(
+                [token_logprobs(plain, s, 1.0) for s in lab.sequences(model)[rank::ranks]]
+            )
         for split in WHOLE:
             assert float((results[split]["logprobs"] - own).abs().max()) < 5e-6
 
@@ -86,7 +90,9 @@ def test_metrics_are_the_same_on_every_rank_and_count_every_token_once(lab: Lab,
         assert all(metrics == every[0] for metrics in every)
         assert every[0]["train/tokens"] == sum(len(s.response_ids) for s in sequences)
     ranks, _, layout = GRADIENTS[name]
-    replicas = ranks // math.prod(layout.get(f"{kind}_parallel", 1) for kind in ("tensor", "context", "pipeline"))
+    replicas = ranks // math.prod(
+        layout.get(f"{kind}_parallel", 1) for kind in ("tensor", "context", "pipeline")
+    )
     found = lab.of("gradients", name)[0]["many micro-batches"]["metrics"]["optim/microbatches"]
     assert found >= tokens / (30 * replicas) > 1
 
@@ -98,9 +104,15 @@ def test_bf16_computes_close_to_float32_and_sums_in_float32(lab: Lab) -> None:
     gradients, rounded = by_checkpoint_name(gradients), by_checkpoint_name(rounded)
     for rank in lab.results[BF16[0]]:
         found = rank["gradients: bf16"]["many micro-batches"]
-        ours = torch.cat([(found["gradients"][name] - g).flatten() for name, g in gradients.items()])
+        ours = torch.cat(
+            [(found["gradients"][name] - g).flatten() for name, g in gradients.items()]
+        )
         theirs = torch.cat([(rounded[name].float() - g).flatten() for name, g in gradients.items()])
         assert float(ours.norm()) > 1e-4  # or it was not bf16 that computed
-        assert float(ours.norm()) <= 1.2 * float(theirs.norm())  # about what transformers alone, wholly in bf16, is off
+        assert float(ours.norm()) <= 1.2 * float(
+            theirs.norm()
+        )  # about what transformers alone, wholly in bf16, is off
         assert found["metrics"]["train/loss"] == pytest.approx(loss, abs=0.05)
-        assert {tensor.dtype for tensor in rank["gradients: bf16"]["weights"].values()} == {torch.bfloat16}
+        assert {tensor.dtype for tensor in rank["gradients: bf16"]["weights"].values()} == {
+            torch.bfloat16
+        }

@@ -52,7 +52,9 @@ def test_logprobs_are_pefts(lab: Lab, name: str) -> None:
     for rank, results in enumerate(of(lab, "LoRA", name, LORA)):
         mine = lab.adapted_sequences(name)[rank::ranks]
         with torch.no_grad():
-            own, without = (torch.cat([token_logprobs(each, s, 1.0) for s in mine]) for each in (plain, base))
+            own, without = (
+                torch.cat([token_logprobs(each, s, 1.0) for s in mine]) for each in (plain, base)
+            )
         assert float((own - without).abs().max()) > 0.1  # the adapters do something
         for split in SPLITS:
             assert float((results[split]["logprobs"] - own).abs().max()) < 5e-6
@@ -63,10 +65,14 @@ def test_start_and_three_updates_are_those_of_the_fsdp_policy(lab: Lab, name: st
     for rank in of(lab, "LoRA updates", name, LORA_UPDATES):
         (our_start, *ours), (their_start, *theirs) = rank["ours"], rank["theirs"]
         assert our_start["adapter"].keys() == their_start["adapter"].keys()
-        assert all(torch.equal(our_start["adapter"][key], t) for key, t in their_start["adapter"].items())
+        assert all(
+            torch.equal(our_start["adapter"][key], t) for key, t in their_start["adapter"].items()
+        )
         for mine, other in zip(ours, theirs, strict=True):
             assert largest_difference(mine["adapter"], other["adapter"]) < 1e-5
-            assert mine["metrics"]["optim/grad_norm"] == pytest.approx(other["metrics"]["optim/grad_norm"], rel=1e-6)
+            assert mine["metrics"]["optim/grad_norm"] == pytest.approx(
+                other["metrics"]["optim/grad_norm"], rel=1e-6
+            )
         moved = largest_difference(ours[-1]["adapter"], our_start["adapter"])
         assert moved > 1e-3
 
@@ -97,7 +103,9 @@ def test_adapters_alone_are_saved_and_the_base_stays_as_it_was(lab: Lab, name: s
 
 
 @pytest.mark.parametrize("name", LORA_UPDATES)
-def test_the_adapter_loads_in_peft_and_the_merged_export_in_transformers(lab: Lab, name: str) -> None:
+def test_the_adapter_loads_in_peft_and_the_merged_export_in_transformers(
+    lab: Lab, name: str
+) -> None:
     ranks, model, _, lora = LORA_UPDATES[name]
     results = of(lab, "LoRA updates", name, LORA_UPDATES)
     config = LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=lora["targets"])
@@ -105,7 +113,9 @@ def test_the_adapter_loads_in_peft_and_the_merged_export_in_transformers(lab: La
     loaded = set_peft_model_state_dict(adapted, results[0]["ours"][-1]["adapter"])
     assert not loaded.unexpected_keys
     assert not [key for key in loaded.missing_keys if ".lora_" in key]
-    export, found = AutoModelForCausalLM.from_pretrained(lab.folder / "adapters" / name, output_loading_info=True)
+    export, found = AutoModelForCausalLM.from_pretrained(
+        lab.folder / "adapters" / name, output_loading_info=True
+    )
     assert not found["missing_keys"]
     for rank, result in enumerate(results):
         mine = lab.batches(model)[0][rank::ranks]

@@ -29,13 +29,22 @@ def config_for(folder: Path, **layout: Any) -> Any:
     ("sections", "message"),
     [
         ({"policy": {"megatron": {"tensor_parallel": 2}}}, "policy.backend is 'fsdp'"),
-        ({"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}}, "virtual_stages is 2"),
+        (
+            {"policy": {"backend": "megatron", "megatron": {"virtual_stages": 2}}},
+            "virtual_stages is 2",
+        ),
         ({"policy": {"backend": "megatron"}, "optimizer": {"offload": True}}, "optimizer.offload"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections: Any, message: str) -> None:
-    found = [text for text in find_contradictions(make_config(Path("unused"), **sections)) if message in text]
+def test_what_no_model_changes_is_a_contradiction_of_the_configuration(
+    sections: Any, message: str
+) -> None:
+    found = [
+        text
+        for text in find_contradictions(make_config(Path("unused"), **sections))
+        if message in text
+    ]
     assert len(found) == 1
     assert ":" in found[0]  # and then the remedy
 
@@ -47,9 +56,21 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
         ("qwen3", {}, {"tensor_parallel": 2}, 3, "does not divide 3 ranks"),
         ("qwen3", {}, {"context_parallel": 2}, 3, r"context_parallel \(2\)"),
         ("qwen3", {}, {"tensor_parallel": 4}, 4, r"num_key_value_heads \(2\)"),
-        ("qwen3", {"intermediate_size": 97}, {"tensor_parallel": 2}, 2, r"intermediate_size \(97\)"),
+        (
+            "qwen3",
+            {"intermediate_size": 97},
+            {"tensor_parallel": 2},
+            2,
+            r"intermediate_size \(97\)",
+        ),
         ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 4}, 4, "3 layers"),
-        ("qwen3", {"num_hidden_layers": 3}, {"pipeline_parallel": 2, "virtual_stages": 2}, 2, "3 layers"),
+        (
+            "qwen3",
+            {"num_hidden_layers": 3},
+            {"pipeline_parallel": 2, "virtual_stages": 2},
+            2,
+            "3 layers",
+        ),
         ("qwen3", {}, {"expert_parallel": 2}, 2, "no experts"),
         ("qwen3_moe", {}, {"expert_parallel": 3}, 3, "4 experts"),
         ("qwen3_moe", {}, {"expert_parallel": 2}, 1, "does not divide the 1 ranks"),
@@ -69,7 +90,12 @@ def test_what_no_model_changes_is_a_contradiction_of_the_configuration(sections:
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_what_the_model_or_the_ranks_do_not_allow_is_reported(
-    family: Any, model: dict[str, Any], layout: dict[str, Any], ranks: int, message: str, tmp_path: Path
+    family: Any,
+    model: dict[str, Any],
+    layout: dict[str, Any],
+    ranks: int,
+    message: str,
+    tmp_path: Path,
 ) -> None:
     folder = save_tiny_model(tmp_path / "model", family, tied=False, **(HEADS | model))
     (folder / "model.safetensors").unlink()
@@ -79,9 +105,14 @@ def test_what_the_model_or_the_ranks_do_not_allow_is_reported(
 
 @pytest.mark.parametrize(
     ("family", "targets", "message"),
-    [("qwen3_moe", ["q_proj", "up_proj"], "names up_proj, but the model has experts"), ("llama", ["lm_head"], "alone")],
+    [
+        ("qwen3_moe", ["q_proj", "up_proj"], "names up_proj, but the model has experts"),
+        ("llama", ["lm_head"], "alone"),
+    ],
 )
-def test_adapters_that_cannot_be_are_reported(family: Any, targets: list[str], message: str, tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_are_reported(
+    family: Any, targets: list[str], message: str, tmp_path: Path
+) -> None:
     folder = save_tiny_model(tmp_path / "model", family, tied=False, **HEADS)
     policy = {"backend": "megatron", "megatron": {"pipeline_parallel": 2}}
     config = make_config(folder, policy=policy, model={"lora": {"targets": targets}})
@@ -107,5 +138,8 @@ def test_without_a_gpu_the_command_says_how_it_runs_on_cpu(tmp_path: Path) -> No
     command += ["policy.megatron.tensor_parallel=1", "rewards.workers=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
-    assert "error: policy.backend is 'megatron', and megatron-core computes on GPUs only" in done.stderr
+    assert (
+        "error: policy.backend is 'megatron', and megatron-core computes on GPUs only"
+        in done.stderr
+    )
     assert "tests.support.megatron_on_cpu" in done.stderr

@@ -26,7 +26,11 @@ def test_fused_heads_stand_group_by_group_as_megatron_core_splits_them(
 ) -> None:
     """q of the group's heads, then its k, then its v; and ranks hold consecutive groups."""
     entry = ParamMapping("qkv", ("q", "k", "v"), 0, "grouped")
-    sizes = {"q": groups * size * heads * width, "k": groups * size * width, "v": groups * size * width}
+    sizes = {
+        "q": groups * size * heads * width,
+        "k": groups * size * width,
+        "v": groups * size * width,
+    }
     # Each row says whose it is: tensor, group of the whole model, row within the group.
     tensors = []
     for i, rows in enumerate(sizes.values()):
@@ -58,7 +62,11 @@ def test_a_vocabulary_that_no_size_divides_is_cut_as_dtensor_cuts_it(rows: int, 
     assert longest * size >= rows  # what each rank allocates, padding included
 
 
-@given(st.data(), st.integers(1, 6), st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4)), min_size=1, max_size=5))
+@given(
+    st.data(),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4)), min_size=1, max_size=5),
+)
 def test_a_flat_range_is_its_rectangles_each_number_once_and_in_its_place(
     data: st.DataObject, columns: int, kinds: list[tuple[int, int]]
 ) -> None:
@@ -76,8 +84,13 @@ def test_a_flat_range_is_its_rectangles_each_number_once_and_in_its_place(
     found = []
     for whole in rectangles(start, stop, columns):
         for part, piece in cut_by_blocks(whole, blocks):
-            values = share[piece.start : piece.start + piece.rows * piece.columns].view(piece.rows, piece.columns)
-            row, column = slice(piece.row, piece.row + piece.rows), slice(piece.column, piece.column + piece.columns)
+            values = share[piece.start : piece.start + piece.rows * piece.columns].view(
+                piece.rows, piece.columns
+            )
+            row, column = (
+                slice(piece.row, piece.row + piece.rows),
+                slice(piece.column, piece.column + piece.columns),
+            )
             assert torch.equal(values, tensors[part][row, column])
             found += values.flatten().tolist()
     assert sorted(found) == sorted(n for n in share.tolist() if n >= 0)
@@ -94,6 +107,12 @@ def test_transformer_engines_names_are_those_that_megatron_core_says_are_the_sam
 
 def test_experts_in_one_module_are_numbered_as_modules_of_their_own() -> None:
     grouped = "decoder.layers.3.mlp.experts.linear_fc1.weight12"
-    assert to_local_name(grouped) == "decoder.layers.3.mlp.experts.local_experts.12.linear_fc1.weight"
-    for name in ("decoder.layers.3.mlp.linear_fc1.weight", "decoder.layers.3.mlp.router.weight", "output_layer.weight"):
+    assert (
+        to_local_name(grouped) == "decoder.layers.3.mlp.experts.local_experts.12.linear_fc1.weight"
+    )
+    for name in (
+        "decoder.layers.3.mlp.linear_fc1.weight",
+        "decoder.layers.3.mlp.router.weight",
+        "output_layer.weight",
+    ):
         assert to_local_name(name) == name

@@ -30,13 +30,19 @@ def assert_same_run(left: TrainingRun, right: TrainingRun) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_run_in_two_parts_is_bit_for_bit_the_run_in_one(whole: TrainingRun, tmp_path: Path) -> None:
+def test_a_run_in_two_parts_is_bit_for_bit_the_run_in_one(
+    whole: TrainingRun, tmp_path: Path
+) -> None:
     for steps in (1, 3):
-        parts = TrainingRun(tmp_path / "parts", f"run.steps={steps}", config=CONFIG, module=MODULE).finish()
+        parts = TrainingRun(
+            tmp_path / "parts", f"run.steps={steps}", config=CONFIG, module=MODULE
+        ).finish()
     assert len(whole.metrics()) == 3
     assert_same_run(parts, whole)
     for record in whole.metrics():
-        assert record["sampler/log_ratio_abs_max"] < 1e-4  # the engine had the weights that were trained
+        assert (
+            record["sampler/log_ratio_abs_max"] < 1e-4
+        )  # the engine had the weights that were trained
         assert record["optim/updates"] == 1
     trained = load_file(whole.folder / "model" / "model.safetensors")
     start = load_file("configs/demo/model/model.safetensors")
@@ -44,7 +50,9 @@ def test_a_run_in_two_parts_is_bit_for_bit_the_run_in_one(whole: TrainingRun, tm
     assert not any(torch.equal(trained[name], start[name]) for name in trained)
 
 
-def test_a_run_one_of_whose_ranks_was_killed_resumes_bit_for_bit(whole: TrainingRun, tmp_path: Path) -> None:
+def test_a_run_one_of_whose_ranks_was_killed_resumes_bit_for_bit(
+    whole: TrainingRun, tmp_path: Path
+) -> None:
     run = TrainingRun(tmp_path / "run", "run.steps=3", config=CONFIG, module=MODULE)
     run.wait_for(lambda: (run.folder / "checkpoints" / "step_000002").exists())
     os.kill(run.rank_pids()[-1], signal.SIGKILL)

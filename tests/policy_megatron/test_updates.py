@@ -16,10 +16,20 @@ pytestmark = pytest.mark.megatron
 WITH_FSDP = [name for name, (_, model, _) in UPDATES.items() if model == "qwen3 tied"]
 
 
-def expected_updates(lab: Lab, model: str, skipped: int | None = None) -> list[tuple[float, Tensors]]:
+def expected_updates(
+    lab: Lab, model: str, skipped: int | None = None
+) -> list[tuple[float, Tensors]]:
     """Norm and weights after each batch but the one to skip, at the learning rates of warm-up and cosine decay."""
-    settings = {"weight_decay": OPTIMIZER["weight_decay"], "eps": OPTIMIZER["eps"], "clip": OPTIMIZER["max_grad_norm"]}
-    batches = [(OPTIMIZER["lr"] * LR_FACTORS[i], b) for i, b in enumerate(lab.batches(model)) if i != skipped]
+    settings = {
+        "weight_decay": OPTIMIZER["weight_decay"],
+        "eps": OPTIMIZER["eps"],
+        "clip": OPTIMIZER["max_grad_norm"],
+    }
+    batches = [
+        (OPTIMIZER["lr"] * LR_FACTORS[i], b)
+        for i, b in enumerate(lab.batches(model))
+        if i != skipped
+    ]
     steps = train(load_model(lab.model(model)), batches, **settings)
     return [(norm, by_checkpoint_name(weights)) for norm, weights in steps]
 
@@ -27,7 +37,9 @@ def expected_updates(lab: Lab, model: str, skipped: int | None = None) -> list[t
 @pytest.mark.parametrize("name", UPDATES)
 def test_three_updates_are_those_of_adamw_on_the_whole_model(lab: Lab, name: str) -> None:
     expected = expected_updates(lab, UPDATES[name][1])
-    assert max(norm for norm, _ in expected) > OPTIMIZER["max_grad_norm"]  # or clipping would not be tested
+    assert (
+        max(norm for norm, _ in expected) > OPTIMIZER["max_grad_norm"]
+    )  # or clipping would not be tested
     for rank in lab.of("updates", name):
         for i, (step, (norm, weights)) in enumerate(zip(rank["clean"], expected, strict=True)):
             assert step["metrics"]["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -42,7 +54,9 @@ def test_three_updates_are_those_of_the_fsdp_policy(lab: Lab, name: str) -> None
         assert largest_difference(ours["weights"], theirs["weights"]) < 1e-5
         assert ours["metrics"].keys() == theirs["metrics"].keys()
         for metric in ("optim/grad_norm", "train/loss", "sampler/kl", "entropy/trained"):
-            assert ours["metrics"][metric] == pytest.approx(theirs["metrics"][metric], rel=1e-6, abs=1e-6), metric
+            assert ours["metrics"][metric] == pytest.approx(
+                theirs["metrics"][metric], rel=1e-6, abs=1e-6
+            ), metric
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -52,5 +66,7 @@ def test_a_batch_without_a_finite_gradient_changes_nothing(lab: Lab, name: str) 
         first, second, third = rank["poisoned"]
         assert [step["metrics"]["optim/skipped"] for step in rank["poisoned"]] == [0, 1, 0]
         assert not math.isfinite(second["metrics"]["optim/grad_norm"])
-        assert all(torch.equal(second["weights"][key], first["weights"][key]) for key in first["weights"])
+        assert all(
+            torch.equal(second["weights"][key], first["weights"][key]) for key in first["weights"]
+        )
         assert largest_difference(third["weights"], expected[-1][1]) < 1e-6

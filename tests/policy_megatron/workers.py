@@ -56,7 +56,9 @@ def gradients(
     `splits`: sequences, token budget, seed of ownership. The streamed weights at the start."""
     policy = MegatronPolicy(make_config(model, **sections), runtime)
     if adapters is not None:
-        whole_factors = {name.replace(".default.", "."): tensor for name, tensor in adapters.items()}
+        whole_factors = {
+            name.replace(".default.", "."): tensor for name, tensor in adapters.items()
+        }
         policy.model.trained.load(lambda name, p: whole_factors[name][_index(p)])
     taken: Tensors = {}
 
@@ -68,32 +70,54 @@ def gradients(
     policy.optimizer.step = take_instead_of_stepping  # type: ignore[method-assign]
     results: dict[str, Any] = {"weights": _streamed(policy)}
     for name, (sequences, budget, seed) in splits.items():
-        metrics = policy.update(distribute(_owned(runtime, sequences, seed), budget, policy.replica))
+        metrics = policy.update(
+            distribute(_owned(runtime, sequences, seed), budget, policy.replica)
+        )
         mine = sequences[runtime.rank :: runtime.world_size]
-        results[name] = {"metrics": metrics, "gradients": dict(taken), "logprobs": policy.logprobs(mine)}
+        results[name] = {
+            "metrics": metrics,
+            "gradients": dict(taken),
+            "logprobs": policy.logprobs(mine),
+        }
     return results
 
 
 def updates(
-    runtime: Runtime, model: Path, sections: Sections, batches: dict[str, list[list[TrainingSequence]]], fsdp: bool
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: dict[str, list[list[TrainingSequence]]],
+    fsdp: bool,
 ) -> dict[str, Any]:
     """One update a batch, of this policy and with `fsdp` of that on FSDP2: metrics and weights after each."""
     results = {}
     for name, each in batches.items():
-        results[name] = _train(MegatronPolicy(make_config(model, **sections), runtime), runtime, each)
+        results[name] = _train(
+            MegatronPolicy(make_config(model, **sections), runtime), runtime, each
+        )
     if fsdp:
         plain = sections | {"policy": {}}
-        results["fsdp"] = _train(FsdpPolicy(make_config(model, **plain), runtime), runtime, batches["clean"])
+        results["fsdp"] = _train(
+            FsdpPolicy(make_config(model, **plain), runtime), runtime, batches["clean"]
+        )
     return results
 
 
 def updates_of_adapters(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    folder: Path,
 ) -> dict[str, Any]:
     """One update a batch: the adapters at the start and after each, of this policy and of that on FSDP2. What a
     checkpoint and the engine would get at the end."""
     ours = MegatronPolicy(make_config(model, **sections), runtime)
-    plain = {key: value for key, value in sections["policy"].items() if key not in ("backend", "megatron")}
+    plain = {
+        key: value
+        for key, value in sections["policy"].items()
+        if key not in ("backend", "megatron")
+    }
     theirs = FsdpPolicy(make_config(model, **(sections | {"policy": plain})), runtime)
     results: dict[str, Any] = {}
     for name, policy in {"ours": ours, "theirs": theirs}.items():
@@ -110,7 +134,9 @@ def updates_of_adapters(
     }
 
 
-def _train(policy: Policy, runtime: Runtime, batches: list[list[TrainingSequence]]) -> list[dict[str, Any]]:
+def _train(
+    policy: Policy, runtime: Runtime, batches: list[list[TrainingSequence]]
+) -> list[dict[str, Any]]:
     steps = []
     for index, batch in enumerate(batches):
         metrics = policy.update(distribute(_owned(runtime, batch, index), 40, policy.replica))
@@ -138,11 +164,19 @@ def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
 
 def _index(part: ShardRange) -> tuple[slice, ...]:
     whole = slice(None)
-    return {None: (whole,), 0: (slice(part.start, part.stop),), 1: (whole, slice(part.start, part.stop))}[part.dim]
+    return {
+        None: (whole,),
+        0: (slice(part.start, part.stop),),
+        1: (whole, slice(part.start, part.stop)),
+    }[part.dim]
 
 
 def interrupted(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    folder: Path,
 ) -> dict[str, Any]:
     """Train through all of `batches`, saving after the first; then again from what was saved."""
     checkpoints = CheckpointManager(folder, keep_last=5)
@@ -151,11 +185,18 @@ def interrupted(
     checkpoints.save(1, {"policy": policy.state_dict()}, {})
     rest = _train(policy, runtime, batches[1:])
     checkpoints.wait()
-    return {"whole": first + rest, "resumed": resumed(runtime, model, sections, batches[1:], folder)}
+    return {
+        "whole": first + rest,
+        "resumed": resumed(runtime, model, sections, batches[1:], folder),
+    }
 
 
 def resumed(
-    runtime: Runtime, model: Path, sections: Sections, batches: list[list[TrainingSequence]], folder: Path
+    runtime: Runtime,
+    model: Path,
+    sections: Sections,
+    batches: list[list[TrainingSequence]],
+    folder: Path,
 ) -> list[dict[str, Any]]:
     """Train on `batches` from the checkpoint after the first, in a policy trained on something else before."""
     policy = MegatronPolicy(make_config(model, **sections), runtime)

@@ -29,7 +29,9 @@ with skip_teardown():
 def leave_a_tensor_with_gloo(runtime: Runtime, _: Any) -> None:
     """Have gloo on the first rank need the interpreter, to release a tensor, while that rank exits and holds it."""
     if runtime.rank == 0:
-        held.append(dist.group.WORLD)  # as FSDP2 keeps it: otherwise its threads would be waited for
+        held.append(
+            dist.group.WORLD
+        )  # as FSDP2 keeps it: otherwise its threads would be waited for
         dist.all_reduce(torch.ones(1), async_op=True)  # until the other rank has gone
         atexit.register(be_busy, seconds=4)
     else:
@@ -58,7 +60,9 @@ def test_a_tensor_that_gloo_still_holds_does_not_abort_a_rank_that_ends():
     ],
 )
 def test_a_process_exits_with_its_status_its_handlers_and_all_its_output(last, status, error):
-    done = subprocess.run([sys.executable, "-c", SCRIPT.format(last)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(last)], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (status, "main\nhandler\n")
     assert error in done.stderr
     assert bool(error) == bool(done.stderr)

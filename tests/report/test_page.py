@@ -10,7 +10,14 @@ from playwright.sync_api import sync_playwright
 
 from spiral_mega.errors import UserError
 from spiral_mega.report.write_page import write_report
-from tests.report.runs_by_hand import HOSTILE, SETS, write_large_run, write_metrics, write_results, write_small_run
+from tests.report.runs_by_hand import (
+    HOSTILE,
+    SETS,
+    write_large_run,
+    write_metrics,
+    write_results,
+    write_small_run,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -37,7 +44,9 @@ def opened(chromium, path, **options):
     page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
     page.on(
         "request",
-        lambda request: complaints.append(request.url) if not request.url.startswith(("file:", "data:")) else 0,
+        lambda request: (
+            complaints.append(request.url) if not request.url.startswith(("file:", "data:")) else 0
+        ),
     )
     page.goto(f"file://{path}")
     page.wait_for_selector("html[data-ready]")
@@ -68,7 +77,9 @@ def tab(page, name):
 
 
 def chart(page, title):
-    return page.locator("figure.chart", has=page.locator("h3", has_text=re.compile(f"^{re.escape(title)}")))
+    return page.locator(
+        "figure.chart", has=page.locator("h3", has_text=re.compile(f"^{re.escape(title)}"))
+    )
 
 
 def test_every_part_opens_by_click_without_network_or_error(page):
@@ -87,7 +98,10 @@ def test_runs_lie_over_each_other_and_each_can_be_taken_away(page):
     assert "two search ends at 0.25" in label
     assert "aggregation" not in label, "what is nan in every step is no curve"
     page.get_by_role("checkbox", name="two").uncheck()
-    assert chart(page, "Reward").locator("svg[role=img]").get_attribute("aria-label") == "Reward: search ends at 0.375"
+    assert (
+        chart(page, "Reward").locator("svg[role=img]").get_attribute("aria-label")
+        == "Reward: search ends at 0.375"
+    )
 
 
 def test_the_cursor_of_a_plot_reads_values_by_keyboard(page):
@@ -110,7 +124,9 @@ def test_every_measure_is_in_the_table_with_its_interval(page):
     assert cells[:3] == ["pass_at_k", "pass", "k 1"]
     assert cells[3].split() == ["50.0%", "0.0", "to", "100.0"]
     assert cells[4].split()[0] == "25.0%"
-    rsa = page.locator("tr", has_text="rsa").filter(has_text="step 1").locator("td").all_inner_texts()
+    rsa = (
+        page.locator("tr", has_text="rsa").filter(has_text="step 1").locator("td").all_inner_texts()
+    )
     assert rsa[3].split() == ["75.0%", "75.0", "to", "75.0"]
     assert "1,600 · 1,600" in rsa
 
@@ -118,14 +134,22 @@ def test_every_measure_is_in_the_table_with_its_interval(page):
 def test_the_efficiency_is_how_many_times_fewer_responses_reach_the_same(page):
     """two has 50 % at k = 4, which one has at k = 1."""
     tab(page, "Evaluation")
-    rows = page.locator("h2:has-text('Scaling efficiency') ~ .scroll").first.locator("tbody tr").all_inner_texts()
+    rows = (
+        page.locator("h2:has-text('Scaling efficiency') ~ .scroll")
+        .first.locator("tbody tr")
+        .all_inner_texts()
+    )
     assert [row.split("\t") for row in rows] == [["one", "two", "4.0 ×", "k = 4"]]
 
 
 def test_time_is_shared_out_over_the_stages_and_the_rest(page):
     tab(page, "Time")
     rows = [row.split("\t") for row in page.locator("tbody tr").all_inner_texts()]
-    assert rows[:3] == [["one", "rollout", "3", "66.7%"], ["", "update", "1", "22.2%"], ["", "other", "0.5", "11.1%"]]
+    assert rows[:3] == [
+        ["one", "rollout", "3", "66.7%"],
+        ["", "update", "1", "22.2%"],
+        ["", "other", "0.5", "11.1%"],
+    ]
 
 
 def rows(page):
@@ -158,7 +182,9 @@ def test_an_episode_shows_its_traces_credit_and_what_each_set_was_made_of(page):
     ]
     for l, members in enumerate(SETS):
         page.locator(f"#set-{l} > .head [data-set]").click()
-        marked = page.locator(".trace.member").evaluate_all("cards => cards.map(card => Number(card.dataset.position))")
+        marked = page.locator(".trace.member").evaluate_all(
+            "cards => cards.map(card => Number(card.dataset.position))"
+        )
         assert marked == sorted(members)
         dim = page.locator(".trace.dim").count()
         assert dim == 6 - len(members) - 1, "all but the members and the answer"
@@ -167,7 +193,8 @@ def test_an_episode_shows_its_traces_credit_and_what_each_set_was_made_of(page):
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"), [("truncated", "truncated"), ("gated", "gated"), ("failed verification", "failed")]
+    ("flag", "name"),
+    [("truncated", "truncated"), ("gated", "gated"), ("failed verification", "failed")],
 )
 def test_each_filter_leaves_the_episodes_it_names(page, flag, name):
     tab(page, "Episodes")
@@ -227,7 +254,10 @@ def test_light_and_dark_follow_the_system_and_the_key(chromium, small):
         colors = page.evaluate(
             "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
         )
-        light = sorted(luminance([int(part) / 255 for part in re.findall(r"\d+", color)[:3]]) for color in colors)
+        light = sorted(
+            luminance([int(part) / 255 for part in re.findall(r"\d+", color)[:3]])
+            for color in colors
+        )
         return (light[1] + 0.05) / (light[0] + 0.05), luminance_of(colors[1])
 
     def luminance(rgb):
@@ -259,7 +289,9 @@ def test_text_of_models_and_data_stays_text(page):
 
 def test_ten_thousand_traces_put_no_more_into_the_page_than_is_seen(chromium, tmp_path):
     """Of 416 episodes only the rows in view are elements, and only blocks that were looked at are unpacked."""
-    write_report([write_large_run(tmp_path / "large", 10_000)], tmp_path / "report.html", max_traces=10_000)
+    write_report(
+        [write_large_run(tmp_path / "large", 10_000)], tmp_path / "report.html", max_traces=10_000
+    )
     with opened(chromium, tmp_path / "report.html") as page:
         page.keyboard.press("5")
         page.locator("#count", has_text="416 of 416 episodes").wait_for()
@@ -276,7 +308,9 @@ def test_ten_thousand_traces_put_no_more_into_the_page_than_is_seen(chromium, tm
 
 
 def test_what_is_left_out_is_said_and_what_is_kept_is_evenly_spaced(chromium, tmp_path):
-    write_report([write_large_run(tmp_path / "large", 2400)], tmp_path / "report.html", max_traces=240)
+    write_report(
+        [write_large_run(tmp_path / "large", 2400)], tmp_path / "report.html", max_traces=240
+    )
     with opened(chromium, tmp_path / "report.html") as page:
         page.keyboard.press("5")
         page.get_by_text("large: 90 more are in its folder").wait_for()

@@ -6,31 +6,53 @@ import numpy as np
 import pytest
 
 from spiral_mega.errors import UserError
-from spiral_mega.reproduction.findings import Finding, compare, paper_findings, response_factors, value_of
+from spiral_mega.reproduction.findings import (
+    Finding,
+    compare,
+    paper_findings,
+    response_factors,
+    value_of,
+)
 from spiral_mega.reproduction.markdown_report import BEGIN, END, write_into
 from spiral_mega.reproduction.set_score import hard_problem_weight, set_score, set_score_slope
 
 
 def test_a_difference_is_paired_by_problem_and_seed():
     theirs = np.random.default_rng(3).random((3, 50))
-    found = compare(Finding("c", "q", value_of("m"), "higher"), {"m": theirs + 0.25}, {"m": theirs}, "other")
-    assert (found.problems, found.crossed) == (pytest.approx((0.25, 0.25)), pytest.approx((0.25, 0.25)))
-    assert (found.mean, found.verdict, found.by_seed) == (pytest.approx(0.25), "holds", pytest.approx([0.25] * 3))
+    found = compare(
+        Finding("c", "q", value_of("m"), "higher"), {"m": theirs + 0.25}, {"m": theirs}, "other"
+    )
+    assert (found.problems, found.crossed) == (
+        pytest.approx((0.25, 0.25)),
+        pytest.approx((0.25, 0.25)),
+    )
+    assert (found.mean, found.verdict, found.by_seed) == (
+        pytest.approx(0.25),
+        "holds",
+        pytest.approx([0.25] * 3),
+    )
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [(1.0, "holds"), (-1.0, "opposite"), (0.0, "undecided")])
+@pytest.mark.parametrize(
+    ("shift", "verdict"), [(1.0, "holds"), (-1.0, "opposite"), (0.0, "undecided")]
+)
 def test_a_finding_holds_only_where_the_interval_excludes_zero(shift, verdict):
     noise = np.random.default_rng(4).normal(size=(3, 60))
     noise -= noise.mean()
     assert (
-        compare(Finding("c", "q", value_of("m"), "higher"), {"m": noise + shift}, {"m": 0 * noise}, "o").verdict
+        compare(
+            Finding("c", "q", value_of("m"), "higher"), {"m": noise + shift}, {"m": 0 * noise}, "o"
+        ).verdict
         == verdict
     )
 
 
 def test_arms_of_fewer_seeds_are_compared_on_the_seeds_that_both_have():
     ours = np.array([[1.0, 1.0], [5.0, 5.0]])
-    assert compare(Finding("c", "q", value_of("m"), "higher"), {"m": ours}, {"m": ours[:1]}, "o").mean == 0.0
+    assert (
+        compare(Finding("c", "q", value_of("m"), "higher"), {"m": ours}, {"m": ours[:1]}, "o").mean
+        == 0.0
+    )
 
 
 def test_the_efficiency_of_curves_that_grow_with_log_k_is_their_shift():
@@ -55,7 +77,13 @@ def test_every_measure_of_the_findings_is_one_that_the_task_evaluates():
     for finding in paper_findings([1, 4], 2, 8):
         finding.values(Reading())
     assert set(read) == {
-        *("pass_at_k pass 4", "majority majority 4", "sequential mean 8", "rsa mean 0", "rsa mean 2"),
+        *(
+            "pass_at_k pass 4",
+            "majority majority 4",
+            "sequential mean 8",
+            "rsa mean 0",
+            "rsa mean 2",
+        ),
     }
 
 
@@ -76,7 +104,9 @@ SUCCESS = [0.1, 0.35, 0.5, 0.7, 0.75]
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
 def test_the_set_score_is_the_mean_over_all_sets_and_its_slope_that_of_finite_differences(p):
     sets = product([0, 1], repeat=4)
-    expected = sum(p ** sum(each) * (1 - p) ** (4 - sum(each)) * SUCCESS[sum(each)] for each in sets)
+    expected = sum(
+        p ** sum(each) * (1 - p) ** (4 - sum(each)) * SUCCESS[sum(each)] for each in sets
+    )
     assert set_score(SUCCESS, p) == pytest.approx(expected, abs=1e-12)
     h = 1e-6
     difference = (set_score(SUCCESS, p + h) - set_score(SUCCESS, p - h)) / (2 * h)

@@ -15,7 +15,18 @@ HARNESSES = (
     "[{kind: pass_at_k, samples: 4}, {kind: majority, samples: 4}, {kind: sequential, samples: 2, budgets: [4, 8]},"
     " {kind: rsa, population: 4, set_size: 2, steps: 1}]"
 )
-CUT = ["--start", "copying", "--seeds", "1", "--ablation-seeds", "0", "--steps", "2", "--arms", "spiral,grpo"]
+CUT = [
+    "--start",
+    "copying",
+    "--seeds",
+    "1",
+    "--ablation-seeds",
+    "0",
+    "--steps",
+    "2",
+    "--arms",
+    "spiral,grpo",
+]
 SMALL = ["batch.problems=2", "data.eval.0.limit=8", f"eval.harnesses={HARNESSES}"]
 
 
@@ -42,13 +53,17 @@ def test_a_cut_reproduction_runs_to_its_tables_and_is_not_run_again(tmp_path):
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "copying").glob("*-seed0/*/*")}
     again = reproduce(*CUT, "--output", str(tmp_path), *SMALL)
     assert "3 models, 3 of them measured before" in again.stdout
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "copying").glob("*-seed0/*/*")} == trained
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "copying").glob("*-seed0/*/*")
+    } == trained
     assert json.loads((tmp_path / "copying" / "reproduction.json").read_text()) == report
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_named_with_its_output(tmp_path):
-    done = reproduce(*CUT, "--parallel", "1", "--output", str(tmp_path), *SMALL, "model.path=/nowhere")
+    done = reproduce(
+        *CUT, "--parallel", "1", "--output", str(tmp_path), *SMALL, "model.path=/nowhere"
+    )
     assert done.returncode == 2
     assert "start-seed0" in done.stderr
     assert "/nowhere" in done.stderr
@@ -77,8 +92,13 @@ def test_all_recipes_share_the_start_the_task_and_the_number_of_problems(start):
 
 
 def test_grpo_has_half_the_samples_and_the_paper_s_budget_of_tokens():
-    spiral, grpo, grpo24 = (load_config(CONFIGS / f"{name}.yaml") for name in ("spiral", "grpo", "grpo24"))
-    samples = spiral.algorithm.search_traces + spiral.algorithm.num_sets * spiral.algorithm.aggregation_traces
+    spiral, grpo, grpo24 = (
+        load_config(CONFIGS / f"{name}.yaml") for name in ("spiral", "grpo", "grpo24")
+    )
+    samples = (
+        spiral.algorithm.search_traces
+        + spiral.algorithm.num_sets * spiral.algorithm.aggregation_traces
+    )
     budget = samples * spiral.rollout.sampling.max_response_tokens
     assert grpo.algorithm.search_traces == samples // 2
     assert grpo.algorithm.search_traces * grpo.rollout.sampling.max_response_tokens == budget

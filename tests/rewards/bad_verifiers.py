@@ -39,7 +39,12 @@ def exits(response: str, answer: Answer) -> float:
 
 
 def raises(response: str, answer: Answer) -> float:
-    raise {"memory": MemoryError, "exit": SystemExit, "recursion": RecursionError, "timeout": TimeoutError}[response]
+    raise {
+        "memory": MemoryError,
+        "exit": SystemExit,
+        "recursion": RecursionError,
+        "timeout": TimeoutError,
+    }[response]
 
 
 def segfaults(response: str, answer: Answer) -> float:
@@ -52,7 +57,9 @@ def allocates_64_gib(response: str, answer: Answer) -> float:
 
 
 def returns(response: str, answer: Answer) -> object:
-    return {"nan": float("nan"), "inf": float("inf"), "text": "1", "none": None, "true": True}[response]
+    return {"nan": float("nan"), "inf": float("inf"), "text": "1", "none": None, "true": True}[
+        response
+    ]
 
 
 def process_id(response: str, answer: Answer) -> float:
@@ -68,4 +75,8 @@ def core_limit(response: str, answer: Answer) -> float:
 
 
 def heavy_modules(response: str, answer: Answer) -> float:
-    return float(sum(name in sys.modules for name in ("torch", "transformers", "numpy", "pandas", "pydantic")))
+    return float(
+        sum(
+            name in sys.modules for name in ("torch", "transformers", "numpy", "pandas", "pydantic")
+        )
+    )

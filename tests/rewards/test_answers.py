@@ -35,7 +35,8 @@ def test_every_form_of_a_ground_truth_becomes_text(answer: Any, texts: tuple[str
 
 
 @pytest.mark.parametrize(
-    "answer", ["", " \n", [], (), [""], ["1", " "], None, float("nan"), float("inf"), {"a": 1}, [[1]], b"1"]
+    "answer",
+    ["", " \n", [], (), [""], ["1", " "], None, float("nan"), float("inf"), {"a": 1}, [[1]], b"1"],
 )
 def test_an_answer_that_says_nothing_is_refused_with_its_value(answer: Any) -> None:
     shown = answer[-1] if isinstance(answer, list) and answer else answer
@@ -45,7 +46,12 @@ def test_an_answer_that_says_nothing_is_refused_with_its_value(answer: Any) -> N
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)), min_size=1))
+@given(
+    st.lists(
+        st.one_of(st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)),
+        min_size=1,
+    )
+)
 def test_normalising_twice_changes_nothing(answer: list[Any]) -> None:
     try:
         once = normalize_answer(answer)

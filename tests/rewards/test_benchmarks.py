@@ -32,11 +32,15 @@ def questions(name: str) -> list[tuple[str, Any]]:
 def test_every_ground_truth_verifies_as_right(verifier: VerifierPool, name: str) -> None:
     texts, truths = zip(*questions(name), strict=True)
     verdicts = verifier.verify([f"Thus \\boxed{{{text}}}." for text in texts], truths)
-    assert [text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 1.0] == []
+    assert [
+        text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 1.0
+    ] == []
 
 
 @pytest.mark.parametrize("name", GROUND_TRUTHS)
 def test_every_perturbed_ground_truth_verifies_as_wrong(verifier: VerifierPool, name: str) -> None:
     texts, truths = zip(*questions(name), strict=True)
     verdicts = verifier.verify([f"Thus \\boxed{{{perturbed(text)}}}." for text in texts], truths)
-    assert [text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 0.0] == []
+    assert [
+        text for text, verdict in zip(texts, verdicts, strict=True) if verdict.reward != 0.0
+    ] == []

@@ -53,7 +53,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: VerifierPool, name: str) -> None:
+def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(
+    verifier: VerifierPool, name: str
+) -> None:
     verifier.submit("\\boxed{1}", "1").result()  # a process is warm
     began = time.perf_counter()
     verdict = verifier.submit(HOSTILE[name], "57").result()
@@ -63,7 +65,9 @@ def test_a_hostile_answer_costs_at_most_the_limit_and_earns_nothing(verifier: Ve
 
 
 @pytest.mark.parametrize("kind", ["math", "exact"])
-def test_an_answer_that_is_code_is_not_run(verifier: VerifierPool, tmp_path: Path, kind: str) -> None:
+def test_an_answer_that_is_code_is_not_run(
+    verifier: VerifierPool, tmp_path: Path, kind: str
+) -> None:
     marker = tmp_path / "ran"
     codes = [
         f"__import__('os').system('touch {marker}')",
@@ -73,6 +77,11 @@ def test_an_answer_that_is_code_is_not_run(verifier: VerifierPool, tmp_path: Pat
         f"\\immediate\\write18{{touch {marker}}}",
     ]
     for code in codes:
-        for response in (code, f"\\boxed{{{code}}}", f"\\boxed{{\\text{{{code}}}}}", f"$$\\boxed{{${code}$}}$$"):
+        for response in (
+            code,
+            f"\\boxed{{{code}}}",
+            f"\\boxed{{\\text{{{code}}}}}",
+            f"$$\\boxed{{${code}$}}$$",
+        ):
             assert verifier.submit(response, "57", kind).result().reward == 0.0
     assert not marker.exists()

@@ -46,7 +46,11 @@ def test_verifier_processes_judge_the_same(verifier: VerifierPool) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_an_answer_agrees_with_a_ground_truth_that_it_is_right_for(name: str) -> None:
     """Groups of answers are those of the verifier, for ground truths that are an answer by themselves."""
-    rows = [row for row in load(name) if row["right"] and row["response"].startswith("So the answer is $\\boxed{")]
+    rows = [
+        row
+        for row in load(name)
+        if row["right"] and row["response"].startswith("So the answer is $\\boxed{")
+    ]
     plain = [row for row in rows if row["kind"] != "gold"]
     assert len(plain) > 20
     assert [row for row in plain if agree(row["response"], golds_of(row)) != 1.0] == []

@@ -77,11 +77,16 @@ def test_other_answers_are_wrong(gold: str, given: str) -> None:
 
 
 def test_any_of_several_ground_truths_is_right() -> None:
-    assert [score(f"\\boxed{{{x}}}", ("6630.65", "6630")) for x in ("6630.65", "6630", "6631")] == [1.0, 1.0, 0.0]
+    assert [score(f"\\boxed{{{x}}}", ("6630.65", "6630")) for x in ("6630.65", "6630", "6631")] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(
-    "response", ["5", "The answer is 5.", "<think>\\boxed{5}", "\\boxed{5}</think>It is 5.", "\\boxed{5"]
+    "response",
+    ["5", "The answer is 5.", "<think>\\boxed{5}", "\\boxed{5}</think>It is 5.", "\\boxed{5"],
 )
 def test_without_a_box_in_the_final_text_there_is_no_reward(response: str) -> None:
     assert score(response, ("5",)) == 0.0

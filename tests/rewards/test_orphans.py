@@ -42,16 +42,24 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("ending", ["killed", "terminated", "interrupted", "end of script"])
 def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str, tmp_path: Path) -> None:
     last = "" if ending == "end of script" else "time.sleep(600)"
-    script = SCRIPT.format(folder=str(Path(__file__).parent)) + "print('ready', flush=True)\n" + last
+    script = (
+        SCRIPT.format(folder=str(Path(__file__).parent)) + "print('ready', flush=True)\n" + last
+    )
     errors = (tmp_path / "errors").open("w+")
-    trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=errors, text=True)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=errors, text=True
+    )
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == "main runs\n"
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(pids) == 3
         assert trainer.stdout.readline() == "ready\n"
-        signals = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM, "interrupted": signal.SIGINT}
+        signals = {
+            "killed": signal.SIGKILL,
+            "terminated": signal.SIGTERM,
+            "interrupted": signal.SIGINT,
+        }
         if ending in signals:
             assert all(alive(pid) for pid in pids)
             os.kill(trainer.pid, signals[ending])
@@ -71,7 +79,9 @@ def test_processes_hung_idle_or_replaced_end_with_the_trainer(ending: str, tmp_p
         trainer.wait()
 
 
-def test_under_torchrun_an_unguarded_script_runs_once_a_rank_and_its_verifiers_stay_light(tmp_path: Path) -> None:
+def test_under_torchrun_an_unguarded_script_runs_once_a_rank_and_its_verifiers_stay_light(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
         f"""
@@ -88,7 +98,14 @@ with VerifierPool(5.0, workers=1, verifiers=("exact",)) as verifier:
 """
     )
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(script),
+        ],
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
@@ -96,5 +113,8 @@ with VerifierPool(5.0, workers=1, verifiers=("exact",)) as verifier:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["crash crash"] * 2 + ["heavy 0.0"] * 2 + ["rewards [1.0, 0.0]"] * 2
+    assert (
+        sorted(done.stdout.splitlines())
+        == ["crash crash"] * 2 + ["heavy 0.0"] * 2 + ["rewards [1.0, 0.0]"] * 2
+    )
     assert [(tmp_path / f"log{rank}").read_text() for rank in (0, 1)] == ["main ran\n"] * 2

@@ -7,7 +7,12 @@ import pytest
 
 from spiral_mega.rewards import check_verifier_name, number_path, text_answer
 
-GAME = {"start": 3, "target": 10, "moves": [[2, 0], [1, 1]], "modulus": 17}  # doubling and adding one, mod 17
+GAME = {
+    "start": 3,
+    "target": 10,
+    "moves": [[2, 0], [1, 1]],
+    "modulus": 17,
+}  # doubling and adding one, mod 17
 
 
 def play(response: str, **changes: object) -> float:
@@ -15,9 +20,12 @@ def play(response: str, **changes: object) -> float:
 
 
 @pytest.mark.parametrize(
-    ("response", "changes"), [("3 4 5 10", {}), (" 3\n4\t5 10 ", {"max_hops": 3}), ("3 6 7 8 9 10", {})]
+    ("response", "changes"),
+    [("3 4 5 10", {}), (" 3\n4\t5 10 ", {"max_hops": 3}), ("3 6 7 8 9 10", {})],
 )
-def test_a_path_of_allowed_moves_to_the_target_wins(response: str, changes: dict[str, object]) -> None:
+def test_a_path_of_allowed_moves_to_the_target_wins(
+    response: str, changes: dict[str, object]
+) -> None:
     assert play(response, **changes) == 1.0
 
 
@@ -52,7 +60,9 @@ def test_random_walks_win_and_one_wrong_number_loses() -> None:
         for _ in range(rng.randint(1, 7)):
             a, b = rng.choice(moves)
             walk.append((a * walk[-1] + b) % modulus)
-        game = json.dumps({"start": walk[0], "target": walk[-1], "moves": moves, "modulus": modulus})
+        game = json.dumps(
+            {"start": walk[0], "target": walk[-1], "moves": moves, "modulus": modulus}
+        )
         assert number_path.score(" ".join(map(str, walk)), (game,)) == 1.0
         hop = rng.randrange(1, len(walk))
         allowed = {(a * walk[hop - 1] + b) % modulus for a, b in moves}

@@ -68,7 +68,9 @@ def test_boxes_that_are_listed_are_one_answer(text: str, answer: str | None) -> 
     assert boxed_answer(text) == answer
 
 
-@pytest.mark.parametrize("text", ["\\boxed{" * 200_000, "\\boxed{1}" * 200_000, "\\boxed{" + "{" * 10**6, "\\" * 10**6])
+@pytest.mark.parametrize(
+    "text", ["\\boxed{" * 200_000, "\\boxed{1}" * 200_000, "\\boxed{" + "{" * 10**6, "\\" * 10**6]
+)
 def test_extraction_takes_linear_time(text: str) -> None:
     began = time.perf_counter()
     boxed_answer(text)

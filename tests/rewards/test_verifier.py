@@ -21,7 +21,9 @@ def test_verify_gives_rewards_in_the_order_of_its_inputs() -> None:
     assert verify(["\\boxed{5}"] * 5, answers) == [1.0, 1.0, 1.0, 0.0, 1.0]
 
 
-def test_results_keep_the_order_of_inputs_whatever_finishes_first(light_verifier: VerifierPool) -> None:
+def test_results_keep_the_order_of_inputs_whatever_finishes_first(
+    light_verifier: VerifierPool,
+) -> None:
     waits = ["0.4", "0", "0.2", "0"]
     light_verifier.verify(waits, ["x"] * 4, "bad_verifiers:sleeps")
     responses = ["r" * n for n in range(200)]
@@ -73,20 +75,26 @@ def test_a_failing_verifier_scores_zero_is_counted_and_stops_nothing(
     assert after == before | {"ok": before["ok"] + 1, status: before[status] + 1}
 
 
-def test_failures_among_many_tasks_cost_only_their_own_rewards(light_verifier: VerifierPool) -> None:
+def test_failures_among_many_tasks_cost_only_their_own_rewards(
+    light_verifier: VerifierPool,
+) -> None:
     fatal = ("1", "x", "bad_verifiers:exits")
     futures = [light_verifier.submit(*(fatal if i % 10 == 5 else SAME)) for i in range(40)]
     assert [future.result().reward for future in futures] == [float(i % 10 != 5) for i in range(40)]
 
 
 def test_true_is_a_reward_of_one(light_verifier: VerifierPool) -> None:
-    assert light_verifier.submit("true", "x", "bad_verifiers:returns").result() == Verdict(1.0, "ok")
+    assert light_verifier.submit("true", "x", "bad_verifiers:returns").result() == Verdict(
+        1.0, "ok"
+    )
 
 
 def test_processes_are_light_confined_and_their_own_session(light_verifier: VerifierPool) -> None:
     assert light_verifier.submit("", "x", "bad_verifiers:heavy_modules").result().reward == 0.0
     assert light_verifier.submit("", "x", "bad_verifiers:core_limit").result().reward == 0.0
-    assert light_verifier.submit("", "x", "bad_verifiers:session_id").result().reward != os.getsid(0)
+    assert light_verifier.submit("", "x", "bad_verifiers:session_id").result().reward != os.getsid(
+        0
+    )
 
 
 def test_idle_processes_may_all_be_killed() -> None:

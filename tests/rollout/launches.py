@@ -18,7 +18,12 @@ MODULUS = 3
 FILTER_SAMPLES, FILTER_LOW, FILTER_HIGH = 4, 0.0, 1.0
 WORD_SUM = "tests.rollout.verifiers:word_sum"
 PROBLEMS = [
-    problem(f"real/{i}", f"w{3 * i} w{3 * i + 1} w{i % 4}", answer=f"{i % MODULUS}/{MODULUS}", verifier=verifier)
+    problem(
+        f"real/{i}",
+        f"w{3 * i} w{3 * i + 1} w{i % 4}",
+        answer=f"{i % MODULUS}/{MODULUS}",
+        verifier=verifier,
+    )
     for i, verifier in enumerate([WORD_SUM, "exact"] * 4)
 ]
 FILTERED = [replace(each, verifier=WORD_SUM) for each in PROBLEMS]
@@ -35,12 +40,18 @@ CASES = {
     "no_second_round": (50, 0.5, {"problems": 8, "max_resample_rounds": 0}),
     "oversampled": (50, 0.5, {"problems": 8, "oversample": 1.5}),
     "fastest": (50, 0.5, {"problems": 8, "oversample": 1.5, "keep": "fastest"}),
-    "oversampled, all kept": (50, 0.5, {"problems": 8, "oversample": 1.5, "dynamic_sampling": False}),
+    "oversampled, all kept": (
+        50,
+        0.5,
+        {"problems": 8, "oversample": 1.5, "dynamic_sampling": False},
+    ),
 }
 
 
 def trace(reward: float, logprobs: list[float], finish: Any, **more: Any) -> Trace:
-    return Trace(SEARCH, 0, [1, 2, 3], [5] * len(logprobs), logprobs, finish, "", reward=reward, **more)
+    return Trace(
+        SEARCH, 0, [1, 2, 3], [5] * len(logprobs), logprobs, finish, "", reward=reward, **more
+    )
 
 
 METRIC_TRACES = [
@@ -58,7 +69,14 @@ def real_config() -> Config:
     model = save_tiny_model(folder / "model", "qwen3", seed=2)
     data = folder / "problems.jsonl"
     rows = [
-        {"id": p.id, "messages": p.messages, "answer": p.answer, "verifier": p.verifier, "source": ""} for p in FILTERED
+        {
+            "id": p.id,
+            "messages": p.messages,
+            "answer": p.answer,
+            "verifier": p.verifier,
+            "source": "",
+        }
+        for p in FILTERED
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return settings(

@@ -39,7 +39,10 @@ from tests.rollout.scripted import (
 
 def run_jobs(runtime: Runtime, jobs: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     """Every job by name: one of the functions below and its arguments. One launch serves them all."""
-    return {name: globals()[function](runtime, **arguments) for name, (function, arguments) in jobs.items()}
+    return {
+        name: globals()[function](runtime, **arguments)
+        for name, (function, arguments) in jobs.items()
+    }
 
 
 def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[str, Any]:
@@ -57,7 +60,9 @@ def episodes(runtime: Runtime, config: Config, problems: list[Problem]) -> dict[
     return {"episodes": {each.problem.id: each for each in mine}, "before": before, "after": after}
 
 
-def interruption(runtime: Runtime, stopped: int, after: int, tasks: int, steps: int) -> dict[str, Any]:
+def interruption(
+    runtime: Runtime, stopped: int, after: int, tasks: int, steps: int
+) -> dict[str, Any]:
     """The ranks sample `tasks` problems, exchanging every `steps` steps; rank `stopped` is asked to stop after so many
     of its engine's samples."""
     engine = ScriptedEngine(first_come)
@@ -112,7 +117,10 @@ def uneven(runtime: Runtime, steps: int, waits_for: Path | None = None) -> dict[
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(engine, verifier, config)
         mine = pipeline.run(UNEVEN)
-    return {"asked": {request.key: len(request.prompt_ids) for request in engine.requests}, "episodes": mine}
+    return {
+        "asked": {request.key: len(request.prompt_ids) for request in engine.requests},
+        "episodes": mine,
+    }
 
 
 class Hesitates(ScriptedEngine):
@@ -142,7 +150,9 @@ class LateTasks:
         self.reported.append(sorted(finalized))
         if sum(self.finalized.values()) >= 4:
             return None
-        count = min(5 - (self.num_started - len(self.finalized)), len(self.tasks) - self.num_started)
+        count = min(
+            5 - (self.num_started - len(self.finalized)), len(self.tasks) - self.num_started
+        )
         self.num_started += count
         return self.tasks[self.num_started - count : self.num_started]
 
@@ -151,20 +161,31 @@ def late_tasks(runtime: Runtime, hesitating: bool) -> dict[str, Any]:
     """A stream of tasks on two engines, which start as others are finalized, and are cancelled when enough are."""
     engine = Hesitates(runtime.rank) if hesitating else ScriptedEngine(first_come)
     engine.replica = make_replica(runtime, runtime.world_size // 2)
-    source = LateTasks([task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)])
+    source = LateTasks(
+        [task(problem(f"p{i}", " ".join(["w70"] * (2 if i % 2 else 24)))) for i in range(12)]
+    )
     with VerifierPool(5.0, 1, ("exact",)) as verifier:
         pipeline = pipeline_of(
-            engine, verifier, settings(rollout={"engine.exchange_steps": 2, "sampling.max_context_tokens": 128})
+            engine,
+            verifier,
+            settings(rollout={"engine.exchange_steps": 2, "sampling.max_context_tokens": 128}),
         )
         mine = pipeline.stream(source)
-    return {"episodes": mine, "reported": source.reported, "events": engine.events, "left": engine.has_unfinished()}
+    return {
+        "episodes": mine,
+        "reported": source.reported,
+        "events": engine.events,
+        "left": engine.has_unfinished(),
+    }
 
 
 GRPO = AlgorithmConfig(objective="grpo", search_traces=2)
 CREDIT = make_objective(GRPO).assign_credit
 
 
-def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]) -> BatchCollector:
+def collector_of(
+    runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any]
+) -> BatchCollector:
     """A collector over a scripted pipeline."""
     pipeline: Any = ScriptedPipeline(share, GRPO, make_replica(runtime, 1))
     problems = [problem(f"p{i}") for i in range(num_problems)]
@@ -172,7 +193,9 @@ def collector_of(runtime: Runtime, num_problems: int, share: float, batch: dict[
     return BatchCollector(problems, sampler, pipeline, BatchConfig(**batch), run_seed=11)
 
 
-def collect(runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int) -> list[dict]:
+def collect(
+    runtime: Runtime, num_problems: int, share: float, batch: dict[str, Any], steps: int
+) -> list[dict]:
     """The batches of some steps; each with its metrics, this rank's calls and the sampler's position."""
     collector = collector_of(runtime, num_problems, share, batch)
     pipeline: Any = collector.pipeline
@@ -197,16 +220,25 @@ def metrics_of(runtime: Runtime, parts: list[list[Trace]]) -> dict[str, float]:
     """The metrics of a batch of one episode on each rank, with parts[rank] as its searches; an empty one is none."""
     traces = parts[runtime.rank]
     sampled = [Episode(problem("p"), 0, traces, index=runtime.rank)] if traces else []
-    return batch_metrics(Batch(sampled, sampled, kept_indices=[0, 3], num_prompts=8, num_effective=5, num_cancelled=2))
+    return batch_metrics(
+        Batch(
+            sampled, sampled, kept_indices=[0, 3], num_prompts=8, num_effective=5, num_cancelled=2
+        )
+    )
 
 
 def scripted_evaluation(runtime: Runtime, problems: int, repeats: int) -> dict[str, Any]:
     pipeline = ScriptedPipeline(0.5, AlgorithmConfig(search_traces=2), make_replica(runtime, 1))
     arguments = ([problem(f"p{i}") for i in range(problems)], repeats)
     results = [measure_accuracy(pipeline, *arguments, run_seed=seed) for seed in (1, 1, 2)]  # type: ignore[arg-type]
-    return {"results": results, "tasks": [[each.seed_parts for each in call] for call in pipeline.calls]}
+    return {
+        "results": results,
+        "tasks": [[each.seed_parts for each in call] for call in pipeline.calls],
+    }
 
 
-def filtering(runtime: Runtime, config: Config, output: Path, samples: int, low: float, high: float) -> None:
+def filtering(
+    runtime: Runtime, config: Config, output: Path, samples: int, low: float, high: float
+) -> None:
     filter_by_difficulty(config, runtime, output, samples=samples, low=low, high=high)
     logging.shutdown()

@@ -33,7 +33,9 @@ def word(number: int) -> int:
     return FIRST_WORD_ID + number
 
 
-def problem(name: str, content: str = "w70 w71", *, answer: str = "w1 w2", verifier: str = "exact") -> Problem:
+def problem(
+    name: str, content: str = "w70 w71", *, answer: str = "w1 w2", verifier: str = "exact"
+) -> Problem:
     return Problem(name, ({"role": "user", "content": content},), (answer,), verifier)
 
 
@@ -80,7 +82,9 @@ class ScriptedEngine:
 
     def abort(self, keys: Any) -> None:
         self.events += [("abort", key) for key in keys]
-        self._waiting = {each: request for each, request in self._waiting.items() if each[0] not in keys}
+        self._waiting = {
+            each: request for each, request in self._waiting.items() if each[0] not in keys
+        }
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         raise NotImplementedError
@@ -113,9 +117,16 @@ def settings(**sections: Any) -> Config:
     """N1 = 6, n = 3, K = 4, N2 = 2, with short prompts of words."""
     algorithm = {"search_traces": 6, "set_size": 3, "num_sets": 4, "aggregation_traces": 2}
     rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 96}
-    given = {"algorithm": algorithm, "rollout": rollout, "prompts": PROMPTS, "policy": {"microbatch_tokens": 128}}
+    given = {
+        "algorithm": algorithm,
+        "rollout": rollout,
+        "prompts": PROMPTS,
+        "policy": {"microbatch_tokens": 128},
+    }
     names = given.keys() | sections.keys()
-    return make_config("unused", **{name: given.get(name, {}) | sections.get(name, {}) for name in names})
+    return make_config(
+        "unused", **{name: given.get(name, {}) | sections.get(name, {}) for name in names}
+    )
 
 
 def pipeline_of(engine: Any, verifier: VerifierPool | Any, config: Config, **more: Any) -> Pipeline:
@@ -131,7 +142,9 @@ class ScriptedPipeline:
     stream. In which order those of a stream end depends on the number of ranks. Without aggregation for `grpo`.
     """
 
-    def __init__(self, effective_share: float, algorithm: Any, replica: Replica | None = None) -> None:
+    def __init__(
+        self, effective_share: float, algorithm: Any, replica: Replica | None = None
+    ) -> None:
         self.effective_share, self.algorithm = effective_share, algorithm
         self.replica = replica or Replica()
         self.calls: list[list[Task]] = []
@@ -150,11 +163,17 @@ class ScriptedPipeline:
         started, new = 0, source.next({})
         while new is not None and (new or waiting):
             waiting.update(enumerate(new, started))
-            self.calls[-1] += [each for i, each in enumerate(new, started) if i % count == self.replica.index]
+            self.calls[-1] += [
+                each for i, each in enumerate(new, started) if i % count == self.replica.index
+            ]
             started += len(new)
             self.in_progress.append(len(waiting))
-            ended = {i for i in waiting if derive_seed(i, started, count) % 3 == 0} or {max(waiting)}
-            mine = {i: self.episode(i, waiting[i]) for i in ended if i % count == self.replica.index}
+            ended = {i for i in waiting if derive_seed(i, started, count) % 3 == 0} or {
+                max(waiting)
+            }
+            mine = {
+                i: self.episode(i, waiting[i]) for i in ended if i % count == self.replica.index
+            }
             whole |= mine
             waiting = {i: each for i, each in waiting.items() if i not in ended}
             flags = gather_objects({i: source.finalize(episode) for i, episode in mine.items()})
@@ -171,7 +190,10 @@ class ScriptedPipeline:
         if self.algorithm.objective == "grpo":
             return Episode(each.problem, each.step, search, index=index)
         sets = [(0,), (1,)]
-        groups = [[scripted_trace(AGGREGATION, i, float(rng.random() < 0.4), rng, l) for i in (0, 1)] for l in (0, 1)]
+        groups = [
+            [scripted_trace(AGGREGATION, i, float(rng.random() < 0.4), rng, l) for i in (0, 1)]
+            for l in (0, 1)
+        ]
         return Episode(each.problem, each.step, search, sets, groups, index=index)
 
 
@@ -179,4 +201,6 @@ def scripted_trace(
     component: str, index: int, reward: float, rng: random.Random, set_index: int | None = None
 ) -> Trace:
     ids = [word(rng.randrange(10)) for _ in range(3)]
-    return Trace(component, index, [1, 2], ids, [-rng.random() for _ in ids], "stop", "w1", set_index, reward)
+    return Trace(
+        component, index, [1, 2], ids, [-rng.random() for _ in ids], "stop", "w1", set_index, reward
+    )

@@ -50,14 +50,20 @@ def test_the_first_effective_prompts_are_kept_and_no_others(by_world, world, cas
     steps = prompts_of(case, [each["drawn"] for each in ranks[0]])
     for step, prompts in enumerate(steps):
         effective = [i for i, (_, _, flag) in enumerate(prompts) if flag]
-        wanted = effective[: batch["problems"]] if batch.get("dynamic_sampling", True) else list(range(len(prompts)))
+        wanted = (
+            effective[: batch["problems"]]
+            if batch.get("dynamic_sampling", True)
+            else list(range(len(prompts)))
+        )
         for rank in ranks:
             got = rank[step]["batch"]
             assert got.kept_indices == wanted
             assert (got.num_prompts, got.num_effective) == (len(prompts), len(effective))
         kept = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].kept)
         assert kept == [(i, prompts[i][0]) for i in wanted], "each on one rank"
-        sampled = sorted((e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].sampled)
+        sampled = sorted(
+            (e.index, e.problem.id) for rank in ranks for e in rank[step]["batch"].sampled
+        )
         assert sampled == [(i, name) for i, (name, _, _) in enumerate(prompts)]
 
 
@@ -99,7 +105,8 @@ def test_the_number_of_ranks_changes_nothing_but_who_samples(by_world, case):
         return [
             {
                 "episodes": sorted(
-                    (episode for rank in ranks for episode in rank[step]["batch"].sampled), key=lambda each: each.index
+                    (episode for rank in ranks for episode in rank[step]["batch"].sampled),
+                    key=lambda each: each.index,
                 ),
                 "kept": ranks[0][step]["batch"].kept_indices,
                 "prompts": ranks[0][step]["batch"].num_prompts,
@@ -136,7 +143,12 @@ def test_a_batch_without_an_effective_problem_is_empty_and_the_next_one_continue
     for rank in by_world[world]["nothing_effective"]:
         for step in rank:
             batch = step["batch"]
-            assert (batch.kept, batch.kept_indices, batch.num_effective, batch.num_prompts) == ([], [], 0, 12)
+            assert (batch.kept, batch.kept_indices, batch.num_effective, batch.num_prompts) == (
+                [],
+                [],
+                0,
+                12,
+            )
             assert step["metrics"]["batch/effective_share"] == 0
         assert [step["drawn"] for step in rank] == [12, 24, 36]
 

@@ -32,7 +32,12 @@ def assert_same_episodes(left, right):
         other = right[name]
         assert (episode.problem, episode.sets) == (other.problem, other.sets)
         for a, b in zip(episode.traces(), other.traces(), strict=True):
-            assert (a.prompt_ids, a.response_ids, a.finish, a.text) == (b.prompt_ids, b.response_ids, b.finish, b.text)
+            assert (a.prompt_ids, a.response_ids, a.finish, a.text) == (
+                b.prompt_ids,
+                b.response_ids,
+                b.finish,
+                b.text,
+            )
             assert (a.reward, a.verification) == (b.reward, b.verification)
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
@@ -91,12 +96,16 @@ def test_sets_go_to_the_engine_that_reads_less_and_come_back_as_if_sampled_by_th
     assert sorted(searches[0] + searches[1]) == [RequestKey(i, SEARCH) for i in range(6)]
     assert all(key.episode % 2 == rank for rank in (0, 1) for key in searches[rank])
     sets = [[key for key in rank if key.component != SEARCH] for rank in asked]
-    assert sorted(sets[0] + sets[1]) == [RequestKey(i, AGGREGATION, l) for i in range(6) for l in range(4)]
+    assert sorted(sets[0] + sets[1]) == [
+        RequestKey(i, AGGREGATION, l) for i in range(6) for l in range(4)
+    ]
     away = [sum(key.episode % 2 != rank for key in sets[rank]) for rank in (0, 1)]
     assert away[1] > 0, "the second rank reads little and helps the first"
     tokens = asked[0] | asked[1]
     read = [sum(tokens[key] for key in sets[rank]) for rank in (0, 1)]
-    owned = [sum(tokens[key] for key in sets[0] + sets[1] if key.episode % 2 == rank) for rank in (0, 1)]
+    owned = [
+        sum(tokens[key] for key in sets[0] + sets[1] if key.episode % 2 == rank) for rank in (0, 1)
+    ]
     assert abs(read[0] - read[1]) < abs(owned[0] - owned[1]) / 2
     config = settings(rollout={"sampling.max_context_tokens": 128})
     alone = pipeline_of(ScriptedEngine(first_come), verifier, config).run(UNEVEN)
@@ -134,6 +143,8 @@ def test_searches_and_answers_of_one_episode_use_different_randomness(alone):
     """An aggregation that drew the search's uniforms again would not be a new sample."""
     for episode in alone["episodes"].values():
         groups = [episode.search, *episode.aggregation]
-        first = [tuple(trace.response_ids) for group in groups for trace in group if trace.length > 2]
+        first = [
+            tuple(trace.response_ids) for group in groups for trace in group if trace.length > 2
+        ]
         assert len(set(first)) == len(first)
         assert all(trace.component == SEARCH for trace in episode.search)

@@ -14,7 +14,14 @@ from spiral_mega.rollout.engine import Request, RequestKey
 from spiral_mega.seeds import derive_seed
 from spiral_mega.traces import SEARCH
 from tests.rollout.engine_models import generate
-from tests.rollout.launches import FILTER_SAMPLES, FILTERED, filter_output, of_ranks, real_config, run_folder
+from tests.rollout.launches import (
+    FILTER_SAMPLES,
+    FILTERED,
+    filter_output,
+    of_ranks,
+    real_config,
+    run_folder,
+)
 from tests.rollout.verifiers import word_sum
 from tests.support.tiny_models import END_ID
 
@@ -29,14 +36,21 @@ def means(runtime):
     engine.load_weights(pretrained_weights(config.model.path))
     requests = [
         Request(
-            RequestKey(each.id, SEARCH), prompter.search_prompt(each), FILTER_SAMPLES, seed_of(each, config.run.seed), 8
+            RequestKey(each.id, SEARCH),
+            prompter.search_prompt(each),
+            FILTER_SAMPLES,
+            seed_of(each, config.run.seed),
+            8,
         )
         for each in FILTERED
     ]
     samples = generate(engine, requests)
     return {
         each.id: fmean(
-            word_sum(tokenizer.decode(samples[each.id, i].token_ids, skip_special_tokens=True), each.answer)
+            word_sum(
+                tokenizer.decode(samples[each.id, i].token_ids, skip_special_tokens=True),
+                each.answer,
+            )
             for i in range(FILTER_SAMPLES)
         )
         for each in FILTERED

@@ -53,7 +53,9 @@ def run(engine, verifier, config=None, tasks=TASKS, **more):
 
 @pytest.mark.parametrize("pick", [first_come, last_come, shuffled(1), shuffled(2)])
 @pytest.mark.parametrize(("design", "num_sets"), DESIGNS)
-def test_a_set_is_requested_at_the_very_moment_its_last_member_ends(verifier, pick, design, num_sets):
+def test_a_set_is_requested_at_the_very_moment_its_last_member_ends(
+    verifier, pick, design, num_sets
+):
     config = settings(algorithm={"set_design": design, "num_sets": num_sets})
     engine = ScriptedEngine(pick)
     episodes = run(engine, verifier, config)
@@ -65,8 +67,13 @@ def test_a_set_is_requested_at_the_very_moment_its_last_member_ends(verifier, pi
             added = engine.events.index(("add", RequestKey(index, AGGREGATION, l)))
             between = engine.events[max(ends) + 1 : added]
             assert max(ends) < added
-            assert all(kind == "add" for kind, _ in between), "only other sets that became ready with the same trace"
-            early += any(kind == "done" and sample[0].component == SEARCH for kind, sample in engine.events[added:])
+            assert all(kind == "add" for kind, _ in between), (
+                "only other sets that became ready with the same trace"
+            )
+            early += any(
+                kind == "done" and sample[0].component == SEARCH
+                for kind, sample in engine.events[added:]
+            )
     assert early > 0, "some set started while searches were running"
 
 
@@ -82,7 +89,9 @@ def test_the_order_of_completion_changes_no_episode(verifier, design, num_sets):
 def test_a_random_order_changes_the_listing_of_sets_and_nothing_else(verifier, pick):
     ascending = run(ScriptedEngine(first_come), verifier)
     listed = run(ScriptedEngine(pick), verifier, settings(algorithm={"set_order": "random"}))
-    assert listed == run(ScriptedEngine(last_come), verifier, settings(algorithm={"set_order": "random"}))
+    assert listed == run(
+        ScriptedEngine(last_come), verifier, settings(algorithm={"set_order": "random"})
+    )
     for ours, theirs in zip(listed, ascending, strict=True):
         assert [tuple(sorted(members)) for members in ours.sets] == theirs.sets
         assert ours.search == theirs.search
@@ -90,15 +99,22 @@ def test_a_random_order_changes_the_listing_of_sets_and_nothing_else(verifier, p
 
 
 def test_steps_that_finish_nothing_change_nothing(verifier):
-    assert run(ScriptedEngine(first_come, idle_steps=3), verifier) == run(ScriptedEngine(first_come), verifier)
+    assert run(ScriptedEngine(first_come, idle_steps=3), verifier) == run(
+        ScriptedEngine(first_come), verifier
+    )
 
 
 def test_an_episode_does_not_depend_on_the_other_tasks_or_its_place_among_them(verifier):
     expected = dict(zip("abc", run(ScriptedEngine(first_come), verifier), strict=True))
     for order in itertools.permutations(TASKS):
         for episode in run(ScriptedEngine(shuffled(6)), verifier, tasks=order):
-            assert replace(episode, index=expected[episode.problem.id].index) == expected[episode.problem.id]
-    assert run(ScriptedEngine(first_come), verifier, tasks=TASKS[1:2]) == [replace(expected["b"], index=0)]
+            assert (
+                replace(episode, index=expected[episode.problem.id].index)
+                == expected[episode.problem.id]
+            )
+    assert run(ScriptedEngine(first_come), verifier, tasks=TASKS[1:2]) == [
+        replace(expected["b"], index=0)
+    ]
     assert run(ScriptedEngine(first_come), verifier, tasks=[]) == []
 
 
@@ -106,13 +122,19 @@ def test_one_request_asks_for_all_searches_and_one_for_all_answers_to_a_set(veri
     engine = ScriptedEngine(shuffled(7))
     run(engine, verifier)
     shapes = sorted((r.key.episode, r.key.component, r.num_samples) for r in engine.requests)
-    assert shapes == sorted([(i, SEARCH, 6) for i in range(3)] + [(i, AGGREGATION, 2) for i in range(3)] * 4)
+    assert shapes == sorted(
+        [(i, SEARCH, 6) for i in range(3)] + [(i, AGGREGATION, 2) for i in range(3)] * 4
+    )
     assert len({request.key for request in engine.requests}) == len(engine.requests)
 
 
 def test_no_two_samples_of_a_run_share_a_seed(verifier):
     engine = ScriptedEngine(first_come)
-    twice = [task(TASKS[0].problem, occurrence, step=step) for occurrence in range(3) for step in range(3)]
+    twice = [
+        task(TASKS[0].problem, occurrence, step=step)
+        for occurrence in range(3)
+        for step in range(3)
+    ]
     run(engine, verifier, tasks=[*TASKS, *twice])
     seeds = [request.seed + i for request in engine.requests for i in range(request.num_samples)]
     assert len(set(seeds)) == len(seeds) == 12 * (6 + 4 * 2)
@@ -120,7 +142,9 @@ def test_no_two_samples_of_a_run_share_a_seed(verifier):
 
 
 @pytest.mark.parametrize(("design", "num_sets"), DESIGNS)
-def test_an_aggregation_prompt_shows_exactly_the_traces_of_its_set_in_its_order(verifier, design, num_sets):
+def test_an_aggregation_prompt_shows_exactly_the_traces_of_its_set_in_its_order(
+    verifier, design, num_sets
+):
     config = settings(algorithm={"set_design": design, "num_sets": num_sets})
     engine = ScriptedEngine(shuffled(8))
     episodes = run(engine, verifier, config)
@@ -140,7 +164,9 @@ def test_an_aggregation_prompt_shows_exactly_the_traces_of_its_set_in_its_order(
             assert by_key[RequestKey(index, AGGREGATION, l)].prompt_ids == expected
             assert [trace.prompt_ids for trace in episode.aggregation[l]] == [expected] * 2
     if design == "ordered":
-        assert any(list(members) != sorted(members) for episode in episodes for members in episode.sets)
+        assert any(
+            list(members) != sorted(members) for episode in episodes for members in episode.sets
+        )
 
 
 def test_traces_carry_what_the_engine_sampled_and_stand_at_their_index(verifier):
@@ -157,10 +183,16 @@ def test_traces_carry_what_the_engine_sampled_and_stand_at_their_index(verifier)
     for index, episode in enumerate(run(engine, verifier)):
         places = [(RequestKey(index, SEARCH), i, trace) for i, trace in enumerate(episode.search)]
         for l, group in enumerate(episode.aggregation):
-            places += [(RequestKey(index, AGGREGATION, l), i, trace) for i, trace in enumerate(group)]
+            places += [
+                (RequestKey(index, AGGREGATION, l), i, trace) for i, trace in enumerate(group)
+            ]
         for key, i, trace in places:
             sample = handed_out.pop((key, i))
-            assert (trace.component, trace.index, trace.set_index) == (key.component, i, key.set_index)
+            assert (trace.component, trace.index, trace.set_index) == (
+                key.component,
+                i,
+                key.set_index,
+            )
             assert (trace.response_ids, trace.logprobs) == (sample.token_ids, sample.logprobs)
             assert trace.finish == sample.finish
             words = [f"w{token - word(0)}" for token in sample.token_ids if token != END_ID]
@@ -187,12 +219,19 @@ def test_prompt_and_response_never_exceed_the_context(verifier, context):
 def no_room(verifier, kind, **algorithm):
     """Episodes of which some aggregation prompts leave no room for an answer."""
     rollout = {"sampling.max_response_tokens": 8, "sampling.max_context_tokens": 24}
-    config = settings(rollout=rollout, prompts={"view": "answer"}, data={"max_prompt_tokens": 6}, algorithm=algorithm)
+    config = settings(
+        rollout=rollout,
+        prompts={"view": "answer"},
+        data={"max_prompt_tokens": 6},
+        algorithm=algorithm,
+    )
     tasks = [task(problem(f"p{i}", verifier=VERIFIERS + kind, answer="0/2")) for i in range(8)]
     return config, run(ScriptedEngine(first_come), verifier, config, tasks=tasks)
 
 
-def test_a_set_without_room_for_an_answer_has_empty_cut_traces_of_reward_0_that_nobody_judged(verifier):
+def test_a_set_without_room_for_an_answer_has_empty_cut_traces_of_reward_0_that_nobody_judged(
+    verifier,
+):
     """Even a verifier that likes silence does not reward them."""
     recording = RecordingVerifier(verifier)
     _, episodes = no_room(recording, "likes_silence")
@@ -202,10 +241,17 @@ def test_a_set_without_room_for_an_answer_has_empty_cut_traces_of_reward_0_that_
     for group in full:
         assert [trace.index for trace in group] == [0, 1]
         for trace in group:
-            assert (trace.component, trace.response_ids, trace.logprobs, trace.text) == (AGGREGATION, [], [], "")
+            assert (trace.component, trace.response_ids, trace.logprobs, trace.text) == (
+                AGGREGATION,
+                [],
+                [],
+                "",
+            )
             assert (trace.finish, trace.reward, trace.verification) == ("length", 0.0, "ok")
     assert len({id(trace) for group in full for trace in group}) == 2 * len(full)
-    assert len(recording.asked) == sum(trace.length > 0 for episode in episodes for trace in episode.traces())
+    assert len(recording.asked) == sum(
+        trace.length > 0 for episode in episodes for trace in episode.traces()
+    )
 
 
 @pytest.mark.parametrize("reduction", ["sum", "token_mean", "sequence_mean"])
@@ -223,12 +269,19 @@ def test_empty_traces_pass_through_credit_weights_and_metrics(verifier, reductio
     assert all(weighting.trace_weight(trace, totals) > 0 for trace in traces if trace.length)
     metrics = batch_metrics(Batch(episodes, episodes, list(range(8)), 8, 8, 0))
     answers = [trace for trace in traces if trace.component == AGGREGATION]
-    assert metrics["truncated/aggregation"] == pytest.approx(sum(t.finish == "length" for t in answers) / len(answers))
-    assert metrics["length/aggregation"] == pytest.approx(sum(t.length for t in answers) / len(answers))
+    assert metrics["truncated/aggregation"] == pytest.approx(
+        sum(t.finish == "length" for t in answers) / len(answers)
+    )
+    assert metrics["length/aggregation"] == pytest.approx(
+        sum(t.length for t in answers) / len(answers)
+    )
 
 
 def test_rewards_are_the_verifiers_on_every_trace(verifier):
-    tasks = [task(problem(f"p{i}", verifier=VERIFIERS + "word_sum", answer=f"{i % 3}/3")) for i in range(4)]
+    tasks = [
+        task(problem(f"p{i}", verifier=VERIFIERS + "word_sum", answer=f"{i % 3}/3"))
+        for i in range(4)
+    ]
     episodes = run(ScriptedEngine(shuffled(9)), verifier, tasks=tasks)
     rewards = set()
     for i, episode in enumerate(episodes):

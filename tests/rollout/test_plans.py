@@ -75,7 +75,11 @@ def test_evaluations_answer_no_more_sets_than_they_need_where_training_answers_n
     for objective, sets in (("passk", 2), ("spiral", 20), ("grpo", 20)):
         training = make_objective(many.model_copy(update={"objective": objective})).plan
         plan = SamplingPlan.for_evaluation(many, training)
-        assert (plan.levels[0].num_sets, plan.aggregation_traces, plan.search_traces) == (sets, 2, 6)
+        assert (plan.levels[0].num_sets, plan.aggregation_traces, plan.search_traces) == (
+            sets,
+            2,
+            6,
+        )
 
 
 def test_without_sets_nothing_follows_the_search(verifier):

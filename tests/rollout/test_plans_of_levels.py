@@ -26,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("runtime")
 COMPONENT = [AGGREGATION] * 3 + ["aggregation_2"] * 2
 TASKS = [task(problem(name, f"w{i} w80")) for i, name in enumerate("ab")]
 PLAN = SamplingPlan(
-    4, aggregation_traces=2, levels=(Level(3, 2, "independent", 5), Level(2, 4, "independent")), max_tokens=3
+    4,
+    aggregation_traces=2,
+    levels=(Level(3, 2, "independent", 5), Level(2, 4, "independent")),
+    max_tokens=3,
 )
 
 
@@ -38,7 +41,9 @@ def run(engine, verifier, plan=PLAN, **sections):
 def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(verifier, pick):
     engine = ScriptedEngine(pick)
     for index, episode in enumerate(run(engine, verifier)):
-        asked = {request.key: request for request in engine.requests if request.key.episode == index}
+        asked = {
+            request.key: request for request in engine.requests if request.key.episode == index
+        }
         traces = episode.traces()
         assert [len(traces), len(episode.sets)] == [4 + 2 * (3 + 2), 5]
         for l, members in enumerate(episode.sets):
@@ -53,7 +58,9 @@ def test_each_level_answers_sets_of_the_one_before_and_is_shown_exactly_those(ve
 
 def test_a_set_starts_at_the_very_moment_its_last_member_ends_on_every_level(verifier):
     engine = ScriptedEngine(shuffled(2))
-    plan = SamplingPlan(4, aggregation_traces=2, levels=(Level(3, 2, "independent"), Level(2, 2, "independent")))
+    plan = SamplingPlan(
+        4, aggregation_traces=2, levels=(Level(3, 2, "independent"), Level(2, 2, "independent"))
+    )
     for index, episode in enumerate(run(engine, verifier, plan)):
         for l, members in enumerate(episode.sets):
             traces = [episode.traces()[member] for member in members]
@@ -89,11 +96,23 @@ def test_sets_of_answers_that_had_no_room_are_answered_all_the_same(verifier):
     (a,), (b,), (last,) = first.aggregation
     assert [(t.response_ids, t.finish, t.reward) for t in (a, b)] == [([], "length", 0.0)] * 2
     assert first.sets[2] in ((8, 9), (9, 8))
-    assert last.prompt_ids == [USER, word(90), word(0), word(80), word(91), word(94), word(94), word(92), ASSISTANT]
+    assert last.prompt_ids == [
+        USER,
+        word(90),
+        word(0),
+        word(80),
+        word(91),
+        word(94),
+        word(94),
+        word(92),
+        ASSISTANT,
+    ]
     assert last.response_ids
 
 
 def test_the_plan_of_training_draws_what_the_algorithm_draws(verifier):
     config = settings(algorithm={"set_design": "balanced", "num_sets": 4})
     ours = SamplingPlan.from_algorithm(config.algorithm).draw_sets(np.random.default_rng(3))
-    assert [spec.members for spec in ours] == sample_sets(6, 3, 4, rng=np.random.default_rng(3), method="balanced")
+    assert [spec.members for spec in ours] == sample_sets(
+        6, 3, 4, rng=np.random.default_rng(3), method="balanced"
+    )

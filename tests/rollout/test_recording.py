@@ -37,12 +37,17 @@ def batches(runtime, verifier) -> list[Batch]:
     """Two steps of six episodes of which two are not kept, with credit and gates."""
     made = []
     for step in STEPS:
-        tasks = [task(problem(f"p{i}", verifier=VERIFIER, answer=f"{i % 3}/3"), step=step) for i in range(6)]
+        tasks = [
+            task(problem(f"p{i}", verifier=VERIFIER, answer=f"{i % 3}/3"), step=step)
+            for i in range(6)
+        ]
         sampled = pipeline_of(ScriptedEngine(shuffled(step)), verifier, CONFIG).run(tasks)
         for episode in sampled:
             CREDIT(episode)
         kept = [each for each in sampled if each.index not in (1, 4)]
-        made.append(Batch(sampled, kept, [0, 2, 3, 5], num_prompts=6, num_effective=4, num_cancelled=3))
+        made.append(
+            Batch(sampled, kept, [0, 2, 3, 5], num_prompts=6, num_effective=4, num_cancelled=3)
+        )
     return made
 
 
@@ -52,7 +57,9 @@ def part(batch: Batch, rank: int, world: int) -> Batch:
 
 
 @pytest.mark.parametrize(("recording", "replaying"), [(1, 1), (2, 2), (2, 1), (1, 3), (3, 2)])
-def test_a_replay_is_the_batch_itself_on_any_number_of_ranks(runtime, tmp_path, batches, recording, replaying):
+def test_a_replay_is_the_batch_itself_on_any_number_of_ranks(
+    runtime, tmp_path, batches, recording, replaying
+):
     for rank in range(recording):
         parts = Collected([part(batch, rank, recording) for batch in batches])
         recorder = Recorder(parts, str(tmp_path), rank_of(runtime, rank, recording))
@@ -64,7 +71,9 @@ def test_a_replay_is_the_batch_itself_on_any_number_of_ranks(runtime, tmp_path, 
             expected = part(batches[step], rank, replaying)
             for got, made in zip(replayed.sampled, expected.sampled, strict=True):
                 for a, b in zip(got.traces(), made.traces(), strict=True):
-                    assert a.logprobs == pytest.approx(b.logprobs, rel=1e-6)  # float32 holds what an engine gives
+                    assert a.logprobs == pytest.approx(
+                        b.logprobs, rel=1e-6
+                    )  # float32 holds what an engine gives
                     a.logprobs = b.logprobs
             assert replayed == expected
 
@@ -72,10 +81,14 @@ def test_a_replay_is_the_batch_itself_on_any_number_of_ranks(runtime, tmp_path, 
 def test_credit_is_that_of_the_replaying_objective(runtime, tmp_path, batches):
     Recorder(Collected(batches), str(tmp_path), runtime).collect(0, CREDIT)
     grpo = CONFIG.algorithm.model_copy(update={"objective": "grpo", "target_length": None})
-    batch = Replayer(str(tmp_path), range(1), runtime).collect(0, make_objective(grpo).assign_credit)
+    batch = Replayer(str(tmp_path), range(1), runtime).collect(
+        0, make_objective(grpo).assign_credit
+    )
     for episode in batch.sampled:
         mean = sum(trace.reward for trace in episode.search) / len(episode.search)
-        assert [trace.advantage for trace in episode.search] == pytest.approx([t.reward - mean for t in episode.search])
+        assert [trace.advantage for trace in episode.search] == pytest.approx(
+            [t.reward - mean for t in episode.search]
+        )
 
 
 def test_a_missing_or_broken_record_is_an_error_at_the_start(runtime, tmp_path, batches):

@@ -46,14 +46,20 @@ def test_a_rank_and_a_batch_without_a_trace_are_no_division_by_zero(runtime):
 
 def test_traces_without_a_single_token_have_an_entropy_of_zero(runtime):
     metrics = metrics_of(runtime, [METRIC_TRACES[3:]])
-    assert (metrics["entropy/search"], metrics["length/search"], metrics["truncated/search"]) == (0.0, 0.0, 1.0)
+    assert (metrics["entropy/search"], metrics["length/search"], metrics["truncated/search"]) == (
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_a_mismatch_past_its_bound_warns_or_stops_and_says_what_helps(caplog):
     for bound, kl in ((None, 5.0), (0.1, 0.1), (0.1, 0.0)):
         check_mismatch({"sampler/kl": kl}, SyncConfig(max_kl=bound, on_max_kl="stop"))
     check_mismatch({}, SyncConfig(max_kl=0.1, on_max_kl="stop"))  # a step without an update
-    with pytest.raises(MismatchError, match=r"sampler/kl is 0\.2, above rollout\.sync\.max_kl \(0\.1\)"):
+    with pytest.raises(
+        MismatchError, match=r"sampler/kl is 0\.2, above rollout\.sync\.max_kl \(0\.1\)"
+    ):
         check_mismatch({"sampler/kl": 0.2}, SyncConfig(max_kl=0.1, on_max_kl="stop"))
     with caplog.at_level(logging.WARNING):
         check_mismatch({"sampler/kl": 0.2}, SyncConfig(max_kl=0.1))

@@ -48,7 +48,14 @@ def test_a_leader_sends_to_every_rank_of_the_other_replicas_and_the_others_send_
     outbox = Outbox([request], samples)
     leader = Exchange(Replica(index=0, count=3, leader=True, size=2), group=None)
     outgoing = leader._outgoing(outbox, {request.key: 2})
-    assert outgoing == [[], [], [samples[0]], [samples[0]], [request, samples[1]], [request, samples[1]]]
+    assert outgoing == [
+        [],
+        [],
+        [samples[0]],
+        [samples[0]],
+        [request, samples[1]],
+        [request, samples[1]],
+    ]
     other = Exchange(Replica(index=0, count=3, leader=False, size=2), group=None)
     assert other._outgoing(outbox, {request.key: 2}) == [[]] * 6
     assert not any(leader._outgoing(Outbox([request], []), {request.key: 0}))

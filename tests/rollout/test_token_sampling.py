@@ -27,7 +27,9 @@ SEED_FAMILIES = {
     "consecutive": list(range(400)),
     "large": [2**SEED_BITS - 200 + i for i in range(400)],
     "hashed": [derive_seed(0, 7, f"problem/{i}", "search") for i in range(400)],
-    "multiples_of_the_mixing_constant": [(i * 0x9E3779B97F4A7C15) % 2**SEED_BITS for i in range(400)],
+    "multiples_of_the_mixing_constant": [
+        (i * 0x9E3779B97F4A7C15) % 2**SEED_BITS for i in range(400)
+    ],
 }
 
 
@@ -37,7 +39,9 @@ def test_uniforms_are_uniform_over_positions_and_over_seeds(family):
     assert (drawn >= 0).all()
     assert (drawn < 1).all()
     assert kolmogorov_smirnov(drawn) < 1.95
-    scores = [kolmogorov_smirnov(row) for row in drawn] + [kolmogorov_smirnov(column) for column in drawn.T]
+    scores = [kolmogorov_smirnov(row) for row in drawn] + [
+        kolmogorov_smirnov(column) for column in drawn.T
+    ]
     assert np.mean(np.array(scores) > 1.36) < 0.08, "5 % of single rows and columns lie beyond 1.36"
 
 
@@ -70,9 +74,13 @@ def test_a_uniform_depends_on_its_seed_and_position_alone():
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_tokens_follow_the_softmax_at_the_temperature(temperature):
-    logits = torch.linspace(-3, 3, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
+    logits = torch.linspace(-3, 3, 40)[
+        torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    ]
     n = 40_000
-    tokens, logprobs = sample_tokens(logits.expand(n, -1), temperature, trace_uniforms(np.arange(n), 0))
+    tokens, logprobs = sample_tokens(
+        logits.expand(n, -1), temperature, trace_uniforms(np.arange(n), 0)
+    )
     exact = torch.softmax(logits.double() / temperature, -1)
     assert chi_square_p(torch.bincount(tokens, minlength=40), n * exact) > 1e-3
     assert torch.allclose(logprobs.double(), exact.log()[tokens], atol=1e-5)
@@ -92,7 +100,9 @@ def test_rare_tokens_of_a_large_vocabulary_are_each_within_reach():
 
 @pytest.mark.parametrize("banned", [[0], [4], [0, 1, 2], [2, 3, 4], [1, 3]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_unit_interval(banned, dtype):
+def test_a_token_of_probability_zero_is_never_drawn_even_at_the_ends_of_the_unit_interval(
+    banned, dtype
+):
     torch.manual_seed(0)
     logits = torch.randn(300, 5).to(dtype)
     logits[:, banned] = -torch.inf

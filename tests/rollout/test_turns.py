@@ -13,7 +13,16 @@ from spiral_mega.rollout.batch import Batch
 from spiral_mega.rollout.engine import RequestKey
 from spiral_mega.rollout.recording import Recorder, Replayer
 from spiral_mega.traces import AGGREGATION, SEARCH
-from tests.rollout.scripted import ScriptedEngine, first_come, last_come, pipeline_of, problem, settings, shuffled, task
+from tests.rollout.scripted import (
+    ScriptedEngine,
+    first_come,
+    last_come,
+    pipeline_of,
+    problem,
+    settings,
+    shuffled,
+    task,
+)
 from tests.support.tiny_models import END_ID, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -46,7 +55,11 @@ def run(verifier, environment, pick=first_come, **sampling):
 
 def turns_of(trace):
     """The token ids of the model's turns."""
-    bounds = [0, *(edge for pair in trace.observation_spans for edge in pair), len(trace.response_ids)]
+    bounds = [
+        0,
+        *(edge for pair in trace.observation_spans for edge in pair),
+        len(trace.response_ids),
+    ]
     return [trace.response_ids[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
 
 
@@ -62,8 +75,17 @@ def test_turns_and_replies_follow_one_another_as_the_chat_template_has_them(veri
             lengths.add(len(turns))
             messages = [dict(message) for message in episode.problem.messages]
             for turn, said in zip(turns, [*replies, []], strict=False):
-                messages.append({"role": "assistant", "content": tokenizer.decode(turn, skip_special_tokens=True)})
-                messages += [{"role": role, "content": content} for role, content in said if turn is not turns[-1]]
+                messages.append(
+                    {
+                        "role": "assistant",
+                        "content": tokenizer.decode(turn, skip_special_tokens=True),
+                    }
+                )
+                messages += [
+                    {"role": role, "content": content}
+                    for role, content in said
+                    if turn is not turns[-1]
+                ]
             rendered = tokenizer.apply_chat_template(messages, return_dict=False)
             whole = [*trace.prompt_ids, *trace.response_ids]
             assert rendered[: len(whole)] == whole
@@ -77,19 +99,31 @@ def test_what_was_not_sampled_has_no_logprob_and_is_not_counted(verifier):
         for trace in episode.traces():
             observed = {i for start, stop in trace.observation_spans for i in range(start, stop)}
             assert {i for i, p in enumerate(trace.logprobs) if math.isnan(p)} == observed
-            assert trace.length == len(trace.response_ids) - len(observed) == sum(map(len, turns_of(trace)))
+            assert (
+                trace.length
+                == len(trace.response_ids) - len(observed)
+                == sum(map(len, turns_of(trace)))
+            )
     totals = component_totals(episodes, (SEARCH, AGGREGATION))
     done = sum(kind == "done" for kind, _ in engine.events)
     traces = sum(len(episode.traces()) for episode in episodes)
     assert done > traces, "there were turns after the first"
-    assert totals[SEARCH].tokens == sum(trace.length for episode in episodes for trace in episode.search)
+    assert totals[SEARCH].tokens == sum(
+        trace.length for episode in episodes for trace in episode.search
+    )
 
 
 @pytest.mark.parametrize("pick", [last_come, shuffled(1), shuffled(2)])
 def test_the_order_of_completion_changes_no_trace_of_several_turns(verifier, pick):
     def shown(episodes):
         return [
-            (t.response_ids, [p for p in t.logprobs if p == p], t.observation_spans, t.finish, t.reward)
+            (
+                t.response_ids,
+                [p for p in t.logprobs if p == p],
+                t.observation_spans,
+                t.finish,
+                t.reward,
+            )
             for e in episodes
             for t in e.traces()
         ]
@@ -107,7 +141,11 @@ def test_the_answer_is_looked_for_in_the_last_turn_alone(verifier):
     recording = RecordingVerifier(verifier)
     _, episodes = run(recording, "counts_turns")
     tokenizer = tiny_tokenizer()
-    last = [tokenizer.decode(turns_of(t)[-1], skip_special_tokens=True) for e in episodes for t in e.traces()]
+    last = [
+        tokenizer.decode(turns_of(t)[-1], skip_special_tokens=True)
+        for e in episodes
+        for t in e.traces()
+    ]
     assert sorted(recording.asked) == sorted(last)
     assert sorted(t.answer_text for e in episodes for t in e.traces()) == sorted(last)
 
@@ -164,7 +202,10 @@ def test_a_silent_environment_changes_nothing(verifier):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ("fails", r"rollout\.sampling\.environment .*fails failed on problem a \(RuntimeError: out of order\)"),
+        (
+            "fails",
+            r"rollout\.sampling\.environment .*fails failed on problem a \(RuntimeError: out of order\)",
+        ),
         ("replies_text", r"replied 'w60' on problem a: return a list of messages"),
     ],
 )
@@ -178,7 +219,11 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
     prompt, response = [5, 6], [10, 11, 12, 13, 14, 15]
     logprobs = [-0.1, -0.2, math.nan, math.nan, -0.5, -0.6]
     whole = pack(
-        [TrainingSequence(SequenceKey(0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),))]
+        [
+            TrainingSequence(
+                SequenceKey(0, 0), prompt, response, logprobs, 2.0, 3.0, observation_spans=((2, 4),)
+            )
+        ]
     )
     assert whole.input_ids.tolist() == [[*prompt, *response]]
     assert whole.logit_indices.tolist() == [1, 2, 5, 6]
@@ -191,7 +236,13 @@ def test_tokens_that_the_model_did_not_write_have_no_row_in_the_loss():
 def test_another_trace_may_have_written_what_one_observed():
     """The same tokens, written by one trace and observed by another: only the first learns from them."""
     observed = TrainingSequence(
-        SequenceKey(0, 0), [5], [10, 11, 12], [-0.1, math.nan, -0.3], 1.0, 1.0, observation_spans=((1, 2),)
+        SequenceKey(0, 0),
+        [5],
+        [10, 11, 12],
+        [-0.1, math.nan, -0.3],
+        1.0,
+        1.0,
+        observation_spans=((1, 2),),
     )
     wrote = TrainingSequence(SequenceKey(0, 1), [5], [10, 11, 12], [-0.1, -0.2, -0.3], -1.0, 1.0)
     batch = pack([observed, wrote])

@@ -11,7 +11,12 @@ from tests.support.tiny_models import save_tiny_model
 pytestmark = pytest.mark.vllm
 
 LORA = {"rank": 4}
-ONE_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16, "sync.lora": "adapter", "engine.sleep": True}
+ONE_VLLM = {
+    "engine.name": "vllm",
+    "engine.kv_cache_mb": 16,
+    "sync.lora": "adapter",
+    "engine.sleep": True,
+}
 TWO_VLLM = {"engine.name": "vllm", "engine.kv_cache_mb": 16}
 
 
@@ -41,7 +46,9 @@ def found(cases: dict[str, dict[str, Any]], request: pytest.FixtureRequest) -> d
     return list(cases.values())[request.param]
 
 
-def test_each_component_is_sampled_from_its_own_model_after_every_update(found: dict[str, Any]) -> None:
+def test_each_component_is_sampled_from_its_own_model_after_every_update(
+    found: dict[str, Any],
+) -> None:
     assert len(found["errors"]) == UPDATES + 1
     assert max(max(errors.values()) for errors in found["errors"]) < 1e-4
     assert set(found["errors"][0]) == set(ASKED)
@@ -57,8 +64,12 @@ def test_each_model_has_its_own_canary(found: dict[str, Any]) -> None:
         assert "rollout.sync.max_logprob_gap" in error
 
 
-def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(cases: dict[str, Any]) -> None:
+def test_a_frozen_model_goes_to_its_engine_once_and_answers_the_same_ever_after(
+    cases: dict[str, Any],
+) -> None:
     found = cases["embedded, search frozen"]
     assert found["stale"].keys() == {"aggregation"}
-    first, *later = ([s for s in samples if s.key.component == "search"] for samples in found["samples"])
+    first, *later = (
+        [s for s in samples if s.key.component == "search"] for samples in found["samples"]
+    )
     assert all(samples == first for samples in later)

@@ -16,8 +16,18 @@ LORA = {"rank": 4}
 CASES: dict[str, tuple[int, bool, Any, dict[str, Any]]] = {
     # ranks, tied head, LoRA, keys of rollout; a bucket of 0.001 MiB is smaller than most tensors
     "one rank, tied": (1, True, None, {}),
-    "two engines, untied, asleep between": (2, False, None, {"sync.bucket_mb": 0.001, "engine.sleep": True}),
-    "one engine on two ranks, tied, LoRA": (2, True, LORA, {"engine.tensor_parallel": 2, "sync.bucket_mb": 0.05}),
+    "two engines, untied, asleep between": (
+        2,
+        False,
+        None,
+        {"sync.bucket_mb": 0.001, "engine.sleep": True},
+    ),
+    "one engine on two ranks, tied, LoRA": (
+        2,
+        True,
+        LORA,
+        {"engine.tensor_parallel": 2, "sync.bucket_mb": 0.05},
+    ),
     "two engines, tied, adapter": (2, True, LORA, {"sync.lora": "adapter", "engine.sleep": True}),
     "one engine on four ranks, untied, adapter": (
         4,
@@ -60,9 +70,13 @@ def test_stale_and_partial_weights_stop_the_run_on_every_rank(ranks):
 def test_a_sample_depends_on_its_seed_and_prompt_alone(ranks):
     for rank in ranks:
         first = {(each.key, each.index): each.token_ids for each in rank["samples"]}
-        assert [each.token_ids for each in rank["alone"]] == [first[each.key, 0] for each in rank["alone"]]
+        assert [each.token_ids for each in rank["alone"]] == [
+            first[each.key, 0] for each in rank["alone"]
+        ]
         assert rank["shifted"][0].token_ids == first[requests()[0].key, 2]  # seed + i is sample i
-        assert [each.token_ids for each in rank["late"]] == [each.token_ids for each in rank["samples"]]
+        assert [each.token_ids for each in rank["late"]] == [
+            each.token_ids for each in rank["samples"]
+        ]
     assert len({tuple(tokens) for tokens in first.values()}) > len(first) // 2
 
 
@@ -82,8 +96,14 @@ def test_an_aborted_request_gives_nothing_more_and_can_be_asked_again(ranks):
         found = rank["aborted"]
         whole = {(each.key, each.index): each.token_ids for each in rank["samples"]}
         assert {each.key for each in found["rest"]} == {requests()[1].key}
-        assert [each.token_ids for each in found["again"]] == [whole[requests()[0].key, i] for i in range(3)]
-        assert {each.index for each in [*found["early"], *found["rest"]] if each.key == requests()[1].key} == {0, 1, 2}
+        assert [each.token_ids for each in found["again"]] == [
+            whole[requests()[0].key, i] for i in range(3)
+        ]
+        assert {
+            each.index
+            for each in [*found["early"], *found["rest"]]
+            if each.key == requests()[1].key
+        } == {0, 1, 2}
 
 
 def test_ranks_of_one_engine_sample_the_same(ranks):

@@ -18,7 +18,9 @@ def parts(request, runtime, tmp_path):
     """A policy, an engine without its weights, and the sync between them, by compute type."""
     folder = tmp_path / "model"
     save_tiny_model(folder, "qwen3", tied=False)
-    config = make_config(folder, policy={"param_dtype": request.param}, rollout={"sync.max_logprob_gap": 0.1})
+    config = make_config(
+        folder, policy={"param_dtype": request.param}, rollout={"sync.max_logprob_gap": 0.1}
+    )
     policy = FsdpPolicy(config, runtime)
     engine = build_engine(config, frozenset([END_ID]), runtime)
     return policy, engine, WeightSync(policy, engine, PROMPT, config, runtime), folder
@@ -46,6 +48,8 @@ def test_an_engine_without_the_weights_is_an_error(parts):
 def test_weights_that_are_not_numbers_are_an_error(parts):
     _, engine, sync, _ = parts
     load = engine.load_weights
-    engine.load_weights = lambda weights: load((name, torch.full_like(w, float("nan"))) for name, w in weights)
+    engine.load_weights = lambda weights: load(
+        (name, torch.full_like(w, float("nan"))) for name, w in weights
+    )
     with pytest.raises((SyncError, RuntimeError)):
         sync()

@@ -18,7 +18,11 @@ from tests.support.configs import make_config
 from tests.support.tiny_models import END_ID
 
 PROMPTS = [[2, 10 + i, 20 + 3 * i, *range(30, 30 + 9 * (i % 4)), 3] for i in range(4)]
-ASKED = {"search": "search", "aggregation": "aggregation", "aggregation_2": "aggregation"}  # component: who answers
+ASKED = {
+    "search": "search",
+    "aggregation": "aggregation",
+    "aggregation_2": "aggregation",
+}  # component: who answers
 UPDATES = 2
 
 
@@ -30,16 +34,22 @@ def lab(runtime: Runtime, argument: list[dict[str, Any]]) -> list[dict[str, Any]
     return [results for results, _ in built]
 
 
-def one(runtime: Runtime, folder: Path, **sections: dict[str, Any]) -> tuple[dict[str, Any], Sampler]:
-    rollout = {"sampling.temperature": 0.8, "sync.max_logprob_gap": 1e-3, "engine.max_num_seqs": 16} | sections.pop(
-        "rollout", {}
-    )
+def one(
+    runtime: Runtime, folder: Path, **sections: dict[str, Any]
+) -> tuple[dict[str, Any], Sampler]:
+    rollout = {
+        "sampling.temperature": 0.8,
+        "sync.max_logprob_gap": 1e-3,
+        "engine.max_num_seqs": 16,
+    } | sections.pop("rollout", {})
     config = make_config(folder, rollout=rollout, optimizer={"lr": 2e-2}, **sections)
     policies, frozen = build_policies(config, runtime)
     both: dict[str, Any] = {**policies, **frozen}
     sampler, engines = build_engines(config, frozenset([END_ID]), runtime)
     syncs = {
-        model: WeightSync(policy, engines[model], PROMPTS[0], config, runtime, frozen=model in frozen)
+        model: WeightSync(
+            policy, engines[model], PROMPTS[0], config, runtime, frozen=model in frozen
+        )
         for model, policy in both.items()
     }
     sync = Syncs(syncs)
@@ -47,7 +57,9 @@ def one(runtime: Runtime, folder: Path, **sections: dict[str, Any]) -> tuple[dic
     for update in range(UPDATES + 1):
         samples = sample(sampler)
         results["samples"].append(samples)
-        results["errors"].append({c: largest_error(both[model], samples, c) for c, model in ASKED.items()})
+        results["errors"].append(
+            {c: largest_error(both[model], samples, c) for c, model in ASKED.items()}
+        )
         if update < UPDATES:
             sync.release()
             for model, policy in policies.items():
@@ -72,7 +84,9 @@ def sample(sampler: Sampler) -> list[Sample]:
 
 def sequences(samples: list[Sample], rank: int) -> list[TrainingSequence]:
     return [
-        TrainingSequence(SequenceKey(rank, i), PROMPTS[s.key.episode], s.token_ids, s.logprobs, (-1.0) ** i, 0.1)
+        TrainingSequence(
+            SequenceKey(rank, i), PROMPTS[s.key.episode], s.token_ids, s.logprobs, (-1.0) ** i, 0.1
+        )
         for i, s in enumerate(samples)
     ]
 
@@ -84,7 +98,9 @@ def largest_error(policy: Any, samples: list[Sample], component: str) -> float:
     return float((policy.logprobs(sequences(rows, 0)).cpu() - sampled).abs().max())
 
 
-def stale(policies: Any, engines: Any, sync: Syncs, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
+def stale(
+    policies: Any, engines: Any, sync: Syncs, samples: list[Sample], runtime: Runtime
+) -> dict[str, str]:
     """What a sync says when one model's new weights do not arrive; then a good one."""
     errors = {}
     for model, policy in policies.items():

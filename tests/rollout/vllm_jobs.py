@@ -33,7 +33,9 @@ STOPS = frozenset([END_ID, *range(60, 75)])  # several, so that some responses s
 PROMPTS = [[2, 10 + i, 20 + 3 * i, *range(30, 30 + 9 * (i % 4)), 3] for i in range(6)]
 
 
-def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str, Any]]) -> dict[str, Any]:
+def lab(
+    runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str, Any]]
+) -> dict[str, Any]:
     """Everything that is measured on one set of ranks with one model: its folder, model.lora, and keys of rollout."""
     folder, lora, rollout = argument
     config = make_config(
@@ -54,24 +56,36 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
     after = process_state()
     policy = build_policy(config, runtime)
     sync = WeightSync(policy, engine, PROMPTS[0], config, runtime)
-    results: dict[str, Any] = {"before": before, "after": after, "gaps": [sync()["sync/logprob_gap"]]}
+    results: dict[str, Any] = {
+        "before": before,
+        "after": after,
+        "gaps": [sync()["sync/logprob_gap"]],
+    }
     results["samples"] = samples = sample(engine, requests())
     results["reference"] = teacher_forced(folder, samples, config.rollout.sampling.temperature)
     results["alone"] = [sample(engine, [each])[0] for each in requests()[:3]]
-    results["shifted"] = sample(engine, [Request(RequestKey(0, SEARCH), PROMPTS[0], 1, 1000 + 2, 8)])
+    results["shifted"] = sample(
+        engine, [Request(RequestKey(0, SEARCH), PROMPTS[0], 1, 1000 + 2, 8)]
+    )
     results["late"] = sample(engine, requests()[:3], late=requests()[3:])
     results["aborted"] = aborted(engine)
     results["errors"], results["moved"] = [], []
     for update in range(UPDATES):
         sync.release()
-        policy.update(distribute(training_sequences(samples, update, runtime, engine), 128, policy.replica))
+        policy.update(
+            distribute(training_sequences(samples, update, runtime, engine), 128, policy.replica)
+        )
         results["gaps"].append(sync()["sync/logprob_gap"])
         moved = sample(engine, requests())
         results["errors"].append(largest_error(policy, moved, runtime))
-        results["moved"].append(max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(samples, moved, strict=True)))
+        results["moved"].append(
+            max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(samples, moved, strict=True))
+        )
     results["stale"] = stale_sync(policy, engine, sync, samples, runtime)
     results["calls"] = life_cycle(policy, engine, sync, samples, runtime)
-    if runtime.world_size <= 2:  # ranks that wait for each other in a loop take minutes where cores are fewer
+    if (
+        runtime.world_size <= 2
+    ):  # ranks that wait for each other in a loop take minutes where cores are fewer
         results["growth"] = growth(sync, engine)
     engine.close()
     results["group_left"] = dist.is_initialized()
@@ -79,10 +93,15 @@ def lab(runtime: Runtime, argument: tuple[Path, dict[str, Any] | None, dict[str,
 
 
 def requests() -> list[Request]:
-    return [Request(RequestKey(i, SEARCH), prompt, 3, 1000 * (i + 1), 8) for i, prompt in enumerate(PROMPTS)]
+    return [
+        Request(RequestKey(i, SEARCH), prompt, 3, 1000 * (i + 1), 8)
+        for i, prompt in enumerate(PROMPTS)
+    ]
 
 
-def sample(engine: RolloutEngine, first: list[Request], late: list[Request] | None = None) -> list[Sample]:
+def sample(
+    engine: RolloutEngine, first: list[Request], late: list[Request] | None = None
+) -> list[Sample]:
     """The samples in order of request; `late` requests join after two steps."""
     samples: list[Sample] = []
     for request in first:
@@ -110,11 +129,16 @@ def aborted(engine: RolloutEngine) -> dict[str, Any]:
 def teacher_forced(folder: Path, samples: list[Sample], temperature: float) -> list[list[float]]:
     """Log-probs by plain transformers, one sequence at a time."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return [response_logprobs(model, PROMPTS[each.key.episode], each.token_ids, temperature) for each in samples]
+    return [
+        response_logprobs(model, PROMPTS[each.key.episode], each.token_ids, temperature)
+        for each in samples
+    ]
 
 
 @torch.no_grad()
-def response_logprobs(model: Any, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+def response_logprobs(
+    model: Any, prompt: list[int], response: list[int], temperature: float
+) -> list[float]:
     logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].float()
     chosen = torch.log_softmax(logits / temperature, -1).gather(1, torch.tensor(response)[:, None])
     return chosen[:, 0].tolist()
@@ -141,17 +165,26 @@ def largest_error(policy: Any, samples: list[Sample], runtime: Runtime) -> float
     """The engine's log-probs against the policy's, on all of `samples`."""
     worst = 0.0
     for each in samples:
-        canary = TrainingSequence(SequenceKey(0, 0), PROMPTS[each.key.episode], each.token_ids, each.logprobs, 0.0, 0.0)
-        worst = max(worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max()))
+        canary = TrainingSequence(
+            SequenceKey(0, 0), PROMPTS[each.key.episode], each.token_ids, each.logprobs, 0.0, 0.0
+        )
+        worst = max(
+            worst, float((policy.logprobs([canary]) - torch.tensor(each.logprobs)).abs().max())
+        )
     return worst
 
 
-def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample], runtime: Runtime) -> dict[str, str]:
+def stale_sync(
+    policy: Any, engine: Any, sync: WeightSync, samples: list[Sample], runtime: Runtime
+) -> dict[str, str]:
     """What a sync says that brings nothing, and one that brings all but the head's part; then a good one."""
     name = "load_adapter" if sync.adapter else "load_weights"
     load, errors = getattr(engine, name), {}
     policy.update(distribute(training_sequences(samples, 3, runtime, engine), 128, policy.replica))
-    partial = lambda weights: load((n, torch.zeros_like(w) if "lm_head" in n else w) for n, w in weights)  # noqa: E731
+
+    def partial(weights):
+        return load((n, torch.zeros_like(w) if "lm_head" in n else w) for n, w in weights)
+
     for kind, broken in (("stale", list), ("partial", partial)):
         setattr(engine, name, broken)
         try:
@@ -164,7 +197,9 @@ def stale_sync(policy: Any, engine: Any, sync: WeightSync, samples: list[Sample]
     return errors
 
 
-def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runtime: Runtime) -> list[str]:
+def life_cycle(
+    policy: Any, engine: Any, sync: Any, samples: list[Sample], runtime: Runtime
+) -> list[str]:
     """What is done to the device's memory from the end of sampling to the next sample, in order."""
     calls: list[str] = []
 
@@ -172,7 +207,14 @@ def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runti
         plain = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            calls.append(" ".join([label, *map(str, [*args[:1], *kwargs.values()] if label in WITH_ARGUMENTS else [])]))
+            calls.append(
+                " ".join(
+                    [
+                        label,
+                        *map(str, [*args[:1], *kwargs.values()] if label in WITH_ARGUMENTS else []),
+                    ]
+                )
+            )
             return plain(*args, **kwargs)
 
         return mock.patch.object(owner, name, call)
@@ -193,7 +235,9 @@ def life_cycle(policy: Any, engine: Any, sync: Any, samples: list[Sample], runti
         spy(policy.optimizer, "step", "optimizer"),
     ):
         sync.release()
-        policy.update(distribute(training_sequences(samples, 4, runtime, engine), 128, policy.replica))
+        policy.update(
+            distribute(training_sequences(samples, 4, runtime, engine), 128, policy.replica)
+        )
         sync()
     sync.runtime = plain_runtime
     return calls
@@ -213,7 +257,15 @@ def growth(sync: WeightSync, engine: RolloutEngine) -> dict[str, float]:
 
 def process_state() -> dict[str, Any]:
     """What an engine must leave as it was: launcher's variables, random states, threads, names of shared memory."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     settable = torch.get_num_threads() == threads + 1

@@ -58,7 +58,10 @@ def majority_by_counting(groups, scores, chosen):
     if not votes:
         return 0.0
     winners = [group for group, count in votes.items() if count == max(votes.values())]
-    means = [np.mean([s for g, s in zip(groups, scores, strict=True) if g == winner]) for winner in winners]
+    means = [
+        np.mean([s for g, s in zip(groups, scores, strict=True) if g == winner])
+        for winner in winners
+    ]
     return float(np.mean(means))
 
 
@@ -90,7 +93,9 @@ def test_best_of_k_is_the_mean_largest_score_of_the_subsets():
     for samples in (1, 4, 7):
         scores = [rng.choice([0.0, 0.25, 0.25, 1.0, -0.5]) for _ in range(samples)]
         for k in range(1, samples + 1):
-            expected = subset_mean(samples, k, lambda chosen, scores=scores: max(scores[i] for i in chosen))
+            expected = subset_mean(
+                samples, k, lambda chosen, scores=scores: max(scores[i] for i in chosen)
+            )
             assert best_of_k(scores, k) == pytest.approx(expected, abs=1e-12)
 
 
@@ -112,7 +117,10 @@ def test_majority_is_the_mean_over_every_subset_with_ties_shared(seed):
     else:  # a verifier need not agree with itself within a group
         scores = [rng.random() for _ in groups]
     ks = list(range(1, samples + 1))
-    expected = [subset_mean(samples, k, lambda chosen: majority_by_counting(groups, scores, chosen)) for k in ks]
+    expected = [
+        subset_mean(samples, k, lambda chosen: majority_by_counting(groups, scores, chosen))
+        for k in ks
+    ]
     assert majority_of_k(groups, scores, ks) == pytest.approx(expected, abs=1e-12)
 
 
@@ -126,9 +134,16 @@ def test_a_tie_is_worth_the_mean_of_the_tied_and_order_does_not_matter():
 def test_majority_of_many_samples_keeps_to_float_precision():
     """Two answers, n odd: the probability that the right one leads is a hypergeometric tail, in exact integers."""
     samples, right, k = 200, 110, 101
-    groups, scores = ["a"] * right + ["b"] * (samples - right), [1.0] * right + [0.0] * (samples - right)
-    lead = sum(math.comb(right, j) * math.comb(samples - right, k - j) for j in range(k // 2 + 1, k + 1))
-    assert majority_of_k(groups, scores, [k])[0] == pytest.approx(lead / math.comb(samples, k), rel=1e-9)
+    groups, scores = (
+        ["a"] * right + ["b"] * (samples - right),
+        [1.0] * right + [0.0] * (samples - right),
+    )
+    lead = sum(
+        math.comb(right, j) * math.comb(samples - right, k - j) for j in range(k // 2 + 1, k + 1)
+    )
+    assert majority_of_k(groups, scores, [k])[0] == pytest.approx(
+        lead / math.comb(samples, k), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("k", [0, 4])

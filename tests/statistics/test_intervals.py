@@ -6,7 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from spiral_mega.statistics.intervals import bootstrap_interval, crossed_interval, paired_difference, ratio
+from spiral_mega.statistics.intervals import (
+    bootstrap_interval,
+    crossed_interval,
+    paired_difference,
+    ratio,
+)
 
 
 def test_the_bootstrap_interval_covers_the_mean_about_as_often_as_it_says():
@@ -14,7 +19,9 @@ def test_the_bootstrap_interval_covers_the_mean_about_as_often_as_it_says():
     rng = np.random.default_rng(1)
     covered = 0
     for trial in range(300):
-        low, high = bootstrap_interval((rng.random(60) < 0.3).astype(float).tolist(), trial, resamples=400)
+        low, high = bootstrap_interval(
+            (rng.random(60) < 0.3).astype(float).tolist(), trial, resamples=400
+        )
         covered += low <= 0.3 <= high
     assert 265 <= covered <= 299
 
@@ -23,7 +30,9 @@ def test_the_bootstrap_interval_is_that_of_the_normal_law_for_many_problems():
     values = np.random.default_rng(2).normal(5.0, 2.0, 4000)
     low, high = bootstrap_interval(values.tolist(), 0)
     error = values.std() / math.sqrt(len(values))
-    assert (low, high) == pytest.approx((values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.1 * error)
+    assert (low, high) == pytest.approx(
+        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.1 * error
+    )
 
 
 def test_a_paired_difference_sees_what_two_intervals_hide():
@@ -31,7 +40,9 @@ def test_a_paired_difference_sees_what_two_intervals_hide():
     difference, low, high = paired_difference((hard + 0.01).tolist(), hard.tolist(), 0)
     assert difference == pytest.approx(0.01)
     assert 0 < low <= high
-    assert bootstrap_interval((hard + 0.01).tolist(), 0)[0] < bootstrap_interval(hard.tolist(), 0)[1]
+    assert (
+        bootstrap_interval((hard + 0.01).tolist(), 0)[0] < bootstrap_interval(hard.tolist(), 0)[1]
+    )
 
 
 def every_resample(values):

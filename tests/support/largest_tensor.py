@@ -15,5 +15,7 @@ class LargestTensor(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.elements = max(
+                    self.elements, tensor.untyped_storage().nbytes() // tensor.element_size()
+                )
         return result

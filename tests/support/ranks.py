@@ -14,7 +14,9 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
-def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s: float = 300.0) -> list[Any]:
+def run_ranks(
+    world_size: int, function: str, argument: Any = None, *, timeout_s: float = 300.0
+) -> list[Any]:
     """Run `function` ("package.module:name") with a Runtime and `argument` on each rank; return its results.
 
     Argument and results are passed with torch.save. A rank that fails, or ranks that do not end in time, fail the
@@ -23,13 +25,28 @@ def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         torch.save(argument, folder / "argument.pt")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={world_size}",
+        ]
         command += ["-m", "tests.support.rank_main", function, name]
         path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
-        environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         with open(folder / "output", "w+") as output:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
             try:
                 status: int | str = process.wait(timeout_s)
@@ -41,7 +58,10 @@ def run_ranks(world_size: int, function: str, argument: Any = None, *, timeout_s
             printed = output.read()
         if status != 0:
             pytest.fail(f"{function} on {world_size} ranks: {status}\n{printed}", pytrace=False)
-        return [torch.load(folder / f"result{rank}.pt", weights_only=False) for rank in range(world_size)]
+        return [
+            torch.load(folder / f"result{rank}.pt", weights_only=False)
+            for rank in range(world_size)
+        ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -28,7 +28,12 @@ CLASSES: dict[Family, tuple[type[Any], type[Any]]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
 
 SPECIAL = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
 VOCAB = 101  # odd, so that no number of ranks divides it
@@ -100,7 +105,9 @@ def save_tiny_model(
     tiny_model(family, tied=tied, seed=seed, **config).to(dtype).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     if generation_config:
-        GenerationConfig(eos_token_id=[END_ID], pad_token_id=PAD_ID, do_sample=True).save_pretrained(folder)
+        GenerationConfig(
+            eos_token_id=[END_ID], pad_token_id=PAD_ID, do_sample=True
+        ).save_pretrained(folder)
     else:
         (folder / "generation_config.json").unlink(missing_ok=True)
     return folder

@@ -33,7 +33,12 @@ def wandb_history(run_file: Path) -> tuple[str, list[dict[str, Any]], int]:
         if kind == "run":
             run_id = record.run.run_id
         elif kind == "history":
-            rows.append({"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item})
+            rows.append(
+                {
+                    "/".join(i.nested_key) or i.key: json.loads(i.value_json)
+                    for i in record.history.item
+                }
+            )
         elif kind == "exit":
             exit_code = record.exit.exit_code
     return run_id, rows, exit_code
@@ -45,4 +50,6 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }

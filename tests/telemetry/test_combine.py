@@ -4,8 +4,18 @@ from spiral_mega.telemetry.combine import combine_updates
 
 
 def test_counts_add_up_maxima_stay_and_the_rest_are_means():
-    first = {"train/loss": 1.0, "train/tokens": 10.0, "optim/skipped": 0.0, "sampler/log_ratio_abs_max": 0.5}
-    second = {"train/loss": 2.0, "train/tokens": 30.0, "optim/skipped": 1.0, "sampler/log_ratio_abs_max": 0.25}
+    first = {
+        "train/loss": 1.0,
+        "train/tokens": 10.0,
+        "optim/skipped": 0.0,
+        "sampler/log_ratio_abs_max": 0.5,
+    }
+    second = {
+        "train/loss": 2.0,
+        "train/tokens": 30.0,
+        "optim/skipped": 1.0,
+        "sampler/log_ratio_abs_max": 0.25,
+    }
     assert combine_updates([first, second]) == {
         "train/loss": 1.5,
         "train/tokens": 40.0,

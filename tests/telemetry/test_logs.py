@@ -38,7 +38,11 @@ def test_every_rank_has_its_file_and_only_rank_0_logs_info_to_the_terminal(tmp_p
 
 def test_a_warning_that_repeats_is_counted_not_repeated(tmp_path: Path) -> None:
     _, file = run(0, tmp_path)
-    truncated = [line.split("loop: ")[1] for line in file.splitlines() if "was truncated" in line and "WARNING" in line]
+    truncated = [
+        line.split("loop: ")[1]
+        for line in file.splitlines()
+        if "was truncated" in line and "WARNING" in line
+    ]
     assert truncated == [
         "problem 0 was truncated",
         "problem 9 was truncated (10 times so far)",

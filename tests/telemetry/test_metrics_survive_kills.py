@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from spiral_mega.telemetry.metrics_file import MetricsFile, decode_record, encode_record, read_metrics
+from spiral_mega.telemetry.metrics_file import (
+    MetricsFile,
+    decode_record,
+    encode_record,
+    read_metrics,
+)
 
 LIFE = """
 import sys
@@ -43,8 +48,12 @@ def test_nothing_that_was_logged_is_lost_to_a_kill(tmp_path: Path) -> None:
     assert values(tmp_path, "reward") == [(1, 1), (2, 2), (3, 3)]
 
 
-@pytest.mark.parametrize("torn", [b'{"step": 2, "ti', b'{"step": 2, "time": 1.0, "reward": 2.0}', b"\0" * 9, b"\xff"])
-def test_an_unfinished_last_line_is_neither_misread_nor_joined_to_the_next(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 2, "ti', b'{"step": 2, "time": 1.0, "reward": 2.0}', b"\0" * 9, b"\xff"]
+)
+def test_an_unfinished_last_line_is_neither_misread_nor_joined_to_the_next(
+    tmp_path: Path, torn: bytes
+) -> None:
     path = tmp_path / "metrics.jsonl"
     append(tmp_path, (1, {"reward": 1.0}))
     with open(path, "ab") as file:
@@ -77,7 +86,9 @@ def test_what_is_not_a_metric_is_refused_by_name() -> None:
 
 def test_after_a_resume_only_the_current_history_is_read(tmp_path: Path) -> None:
     append(tmp_path, *((step, {"reward": float(step)}) for step in range(1, 8)))
-    append(tmp_path, (4, {"reward": 40.0}), (5, {"reward": 50.0}))  # resumed after step 3, killed again at 5
+    append(
+        tmp_path, (4, {"reward": 40.0}), (5, {"reward": 50.0})
+    )  # resumed after step 3, killed again at 5
     assert values(tmp_path, "reward") == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
     append(tmp_path, (5, {"reward": 51.0}))
     assert values(tmp_path, "reward")[-1] == (5, 51)
@@ -89,7 +100,9 @@ def test_records_of_one_step_are_merged(tmp_path: Path) -> None:
     assert values(tmp_path, "eval/accuracy") == [(1, 0.5)]
 
 
-def test_a_record_that_a_full_disk_truncates_is_an_error_and_not_half_a_line(tmp_path: Path) -> None:
+def test_a_record_that_a_full_disk_truncates_is_an_error_and_not_half_a_line(
+    tmp_path: Path,
+) -> None:
     """The file takes what still fits of a line, and the rest is refused."""
     script = (
         "import resource, signal, sys; from pathlib import Path\n"
@@ -99,6 +112,8 @@ def test_a_record_that_a_full_disk_truncates_is_an_error_and_not_half_a_line(tmp
         "file = MetricsFile(Path(sys.argv[1]))\n"
         "[file.append(step, {'reward/search': 0.5}) for step in range(3)]\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "metrics.jsonl"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "metrics.jsonl"], capture_output=True, text=True
+    )
     assert "OSError: [Errno 27] File too large" in done.stderr
     assert (tmp_path / "metrics.jsonl").stat().st_size == 100

@@ -4,7 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spiral_mega.telemetry.trace_file import TRACE, read_traces, remove_traces, trace_path, write_traces
+from spiral_mega.telemetry.trace_file import (
+    TRACE,
+    read_traces,
+    remove_traces,
+    trace_path,
+    write_traces,
+)
 from spiral_mega.traces import AGGREGATION, SEARCH, Episode, Problem, Trace
 
 
@@ -32,7 +38,10 @@ def episode(step: int, problem_id: str = "p") -> Episode:
     return Episode(
         problem=Problem(
             id=problem_id,
-            messages=({"role": "system", "content": "s", "name": "n"}, {"role": "user", "content": "2+2?"}),
+            messages=(
+                {"role": "system", "content": "s", "name": "n"},
+                {"role": "user", "content": "2+2?"},
+            ),
             answer=("4", "four"),
             verifier="math",
         ),
@@ -70,7 +79,9 @@ def test_traces_are_read_back_unchanged(tmp_path: Path) -> None:
 
 def test_every_field_of_a_trace_has_a_column() -> None:
     kept = {column.name for column in TRACE}
-    assert {field.name for field in fields(Trace)} - kept == {"prompt_ids"}  # which the problem and the sets determine
+    assert {field.name for field in fields(Trace)} - kept == {
+        "prompt_ids"
+    }  # which the problem and the sets determine
 
 
 def test_single_columns_can_be_read(tmp_path: Path) -> None:

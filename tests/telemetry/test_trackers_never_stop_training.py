@@ -16,7 +16,9 @@ from spiral_mega.telemetry import Telemetry, read_metrics
 WANDB = TelemetryConfig(wandb="a-project")
 IMPORT_FAILS = "raise ImportError('no such tracker here')"
 INIT_FAILS = "class Settings:\n    def __init__(self, **_): pass\ndef init(**_): raise RuntimeError('no init today')"
-INIT_HANGS = INIT_FAILS.replace("raise RuntimeError('no init today')", "import time; time.sleep(1000)")
+INIT_HANGS = INIT_FAILS.replace(
+    "raise RuntimeError('no init today')", "import time; time.sleep(1000)"
+)
 RUN = "\ndef init(**_): return Run()\nclass Run:\n    def finish(self, exit_code): pass\n    def log(self, row, step): "
 LOG_FAILS = INIT_FAILS + RUN + "raise RuntimeError('no log today')"
 LOG_HANGS = INIT_FAILS + RUN + "import time; time.sleep(1000)"
@@ -33,7 +35,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def train(run_dir: Path, seconds: float, enough: Callable[[], bool] = lambda: False) -> tuple[float, float]:
+def train(
+    run_dir: Path, seconds: float, enough: Callable[[], bool] = lambda: False
+) -> tuple[float, float]:
     """Log for `seconds` at most, until `enough`, and a little on; return the slowest call and the time to close."""
     telemetry = Telemetry(run_dir, WANDB, 1000, "a-run", {}, close_timeout_s=1.0)
     slowest, step, end = 0.0, 0, time.monotonic() + seconds
@@ -56,7 +60,10 @@ def processes_of(run_dir: Path) -> list[int]:
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if str(run_dir).encode() in environ.read_bytes() and int(environ.parent.name) != os.getpid():
+            if (
+                str(run_dir).encode() in environ.read_bytes()
+                and int(environ.parent.name) != os.getpid()
+            ):
                 found.append(int(environ.parent.name))
         except OSError:
             continue
@@ -85,11 +92,19 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("tracker", "reason"),
-    [(IMPORT_FAILS, "no such tracker here"), (INIT_FAILS, "no init today"), (LOG_FAILS, "no log today")],
+    [
+        (IMPORT_FAILS, "no such tracker here"),
+        (INIT_FAILS, "no init today"),
+        (LOG_FAILS, "no log today"),
+    ],
     ids=["import", "init", "log"],
 )
 def test_a_tracker_that_raises_is_disabled_with_one_warning_that_gives_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: str, reason: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tracker: str,
+    reason: str,
 ) -> None:
     (tmp_path / "wandb.py").write_text(tracker)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -99,7 +114,9 @@ def test_a_tracker_that_raises_is_disabled_with_one_warning_that_gives_the_reaso
     assert reason in warning.getMessage()
 
 
-@pytest.mark.parametrize("tracker", [INIT_HANGS, LOG_HANGS, FINISH_HANGS], ids=["init", "log", "finish"])
+@pytest.mark.parametrize(
+    "tracker", [INIT_HANGS, LOG_HANGS, FINISH_HANGS], ids=["init", "log", "finish"]
+)
 def test_a_tracker_that_hangs_slows_no_step_and_ends_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: str
 ) -> None:
@@ -111,7 +128,9 @@ def test_a_tracker_that_hangs_slows_no_step_and_ends_in_bounded_time(
     assert len(caplog.records) == 1
 
 
-def test_a_server_that_never_answers_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
@@ -163,10 +182,14 @@ def test_a_stop_signal_for_the_ranks_does_not_end_the_tracker_process(
     telemetry.close()
 
 
-def test_the_tracker_process_does_not_outlive_a_killed_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracker_process_does_not_outlive_a_killed_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wandb.py").write_text(LOG_HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    trainer = subprocess.run([sys.executable, "-c", KILLED_TRAINER, str(tmp_path / "run")], check=False)
+    trainer = subprocess.run(
+        [sys.executable, "-c", KILLED_TRAINER, str(tmp_path / "run")], check=False
+    )
     assert trainer.returncode == -signal.SIGKILL
     # The fixture `mark` checks that the tracker process ends too.
 

@@ -1,7 +1,9 @@
-"""Objectives: what is sampled for a problem, and who gets which credit. One recipe a file of this folder.
+"""Objectives: what is sampled for a problem, and who gets which credit. One recipe a file of this
+folder.
 
-A new recipe is a new file with a `build(config, options) -> Objective`; its name in the configuration is the file's. If
-it has options of its own, it also has an `Options` (a config Section), which `algorithm.options` is read by.
+A new recipe is a new file with a `build(config, options) -> Objective`; its name in the
+configuration is the file's. If it has options of its own, it also has an `Options` (a config
+Section), which `algorithm.options` is read by.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Objective(Protocol):
         """Fill `advantage` (after the length gate) and `gated` of every trace from the traces' rewards."""
 
     def gradient_scales(self) -> dict[str, float]:
-        """The factor s of each component: E[sum of A grad log pi] = s * (its part of the gradient), per problem.
+        """The factor s of each component: E[sum of A grad log pi] = s * (its part of the gradient),
+        per problem.
 
         Without the length gate. Raises ValueError if there is no such factor.
         """
@@ -47,7 +50,9 @@ class FreezeComponent:
     def __init__(self, objective: Objective, held: str) -> None:
         """`held`: search or aggregation."""
         self.plan, self._objective = objective.plan, objective
-        self.components = tuple(name for name in objective.components if (name == SEARCH) != (held == SEARCH))
+        self.components = tuple(
+            name for name in objective.components if (name == SEARCH) != (held == SEARCH)
+        )
 
     def assign_credit(self, episode: Episode) -> None:
         """As the objective does; then nothing is left to those that are held."""
@@ -58,18 +63,28 @@ class FreezeComponent:
 
     def gradient_scales(self) -> dict[str, float]:
         """Those of the others, which do not change: each is a gradient with the other model's weights held."""
-        return {name: each for name, each in self._objective.gradient_scales().items() if name in self.components}
+        return {
+            name: each
+            for name, each in self._objective.gradient_scales().items()
+            if name in self.components
+        }
 
 
 def make_objective(config: AlgorithmConfig, held: str | None = None) -> Objective:
-    """The objective that `config.objective` names, with `config.options`; of two models, `held` learns nothing.
+    """The objective that `config.objective` names, with `config.options`; of two models, `held`
+    learns nothing.
 
-    Raises ValueError for an unknown name, with the known ones, and for options that are not the recipe's.
+    Raises ValueError for an unknown name, with the known ones, and for options that are not the
+    recipe's.
     """
     known = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if config.objective not in known:
-        raise ValueError(f"algorithm.objective is {config.objective!r}: use one of {', '.join(known)}")
+        raise ValueError(
+            f"algorithm.objective is {config.objective!r}: use one of {', '.join(known)}"
+        )
     recipe = importlib.import_module(f"{__name__}.{config.objective}")
-    options = read_section(getattr(recipe, "Options", NoOptions), config.options, "algorithm.options")
+    options = read_section(
+        getattr(recipe, "Options", NoOptions), config.options, "algorithm.options"
+    )
     objective = cast(Objective, recipe.build(config, options))
     return objective if held is None else FreezeComponent(objective, held)

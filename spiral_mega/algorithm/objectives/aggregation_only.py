@@ -1,7 +1,8 @@
-"""Aggregation only: the aggregation traces learn from their own reward, search traces get no gradient.
+"""Aggregation only: the aggregation traces learn from their own reward, search traces get no
+gradient.
 
-A_li = r_li - f_l (eq. 9). E[update] = K (N2 - 1) grad_aggregation J. One model writes both, so its search moves along
-with what it learns of aggregation; what is frozen is the credit.
+A_li = r_li - f_l (eq. 9). E[update] = K (N2 - 1) grad_aggregation J. One model writes both, so its
+search moves along with what it learns of aggregation; what is frozen is the credit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A set objective of the user's own: f(x, G) = `options.score`(problem, traces), a function by import path.
+"""A set objective of the user's own: f(x, G) = `options.score`(problem, traces), a function by
+import path.
 
-E[update] = M grad E[f] (see algorithm/set_objective.py), if f depends on the policy through its traces alone.
+E[update] = M grad E[f] (see algorithm/set_objective.py), if f depends on the policy through its
+traces alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """GRPO: search traces only, each against the mean reward of its problem's group.
 
-A_j = r_j - mean(r), by choice divided by the group's standard deviation. E[update] = (N1 - 1) grad E[r(y)]; with the
-standard deviation it is biased towards problems whose rewards differ little. Dr. GRPO: neither the deviation nor means
-over lengths (`loss_reduction: sum`). DAPO: `token_mean`, the deviation, and ppo_clip with clip_high above clip_low.
+A_j = r_j - mean(r), by choice divided by the group's standard deviation. E[update] = (N1 - 1) grad
+E[r(y)]; with the standard deviation it is biased towards problems whose rewards differ little. Dr.
+GRPO: neither the deviation nor means over lengths (`loss_reduction: sum`). DAPO: `token_mean`, the
+deviation, and ppo_clip with clip_high above clip_low.
 """
 
 from __future__ import annotations
@@ -33,15 +34,18 @@ class Grpo:
 
     def assign_credit(self, episode: Episode) -> None:
         """A_j = r_j - mean(r), then the length gate."""
-        advantages = group_advantages([trace.reward for trace in episode.search], self._normalize_std)
+        advantages = group_advantages(
+            [trace.reward for trace in episode.search], self._normalize_std
+        )
         assign_gated(episode.search, advantages, self._target_length)
 
     def gradient_scales(self) -> dict[str, float]:
         """N1 - 1: the mean that is subtracted holds the trace's own reward. ValueError with `normalize_std`."""
         if self._normalize_std:
             raise ValueError(
-                "algorithm.options.normalize_std is true, and the expectation of such advantages is no multiple of the "
-                "gradient: set it to false, or algorithm.component_weights to 'paper' or numbers"
+                "algorithm.options.normalize_std is true, and the expectation of such advantages "
+                "is no multiple of the gradient: set it to false, or algorithm.component_weights "
+                "to 'paper' or numbers"
             )
         return {SEARCH: float(self.plan.search_traces - 1)}
 

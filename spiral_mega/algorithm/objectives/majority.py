@@ -1,8 +1,10 @@
-"""Majority: search traces learn to be right where a vote among `set_size` of them decides (self-consistency).
+"""Majority: search traces learn to be right where a vote among `set_size` of them decides
+(self-consistency).
 
-f(x, G) = the reward of the answer that most traces of G state; of answers with as many votes, the mean. E[update] =
-M grad E[f] (see algorithm/set_objective.py). Answers are told apart by how they
-are spelt, as the kind's `answer_of` reads them: credit has no time to ask the verifier about each pair.
+f(x, G) = the reward of the answer that most traces of G state; of answers with as many votes, the
+mean. E[update] = M grad E[f] (see algorithm/set_objective.py). Answers are told apart by how they
+are spelt, as the kind's `answer_of` reads them: credit has no time to ask the verifier about each
+pair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Polychromic: search traces learn to be right in different ways (paper, 2.1).
 
-f(x, G) = mean of r(x, y) over y in G, times d(x, G); d = distinct answers (or texts) in G / n. E[update] = M grad E[f]
-(see algorithm/set_objective.py). Another diversity is a set objective of one's own: see custom.py.
+f(x, G) = mean of r(x, y) over y in G, times d(x, G); d = distinct answers (or texts) in G / n.
+E[update] = M grad E[f] (see algorithm/set_objective.py). Another diversity is a set objective of
+one's own: see custom.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def make_score(options: Options) -> SetScore:
 
     def score(problem: Problem, traces: Sequence[Trace]) -> float:
         if options.diversity == "answers":
-            distinct = len(set(map(load_answer_of(problem.verifier), (trace.answer_text for trace in traces))))
+            distinct = len(
+                set(map(load_answer_of(problem.verifier), (trace.answer_text for trace in traces)))
+            )
         else:
             distinct = len({trace.text for trace in traces})
         return sum(trace.reward for trace in traces) / len(traces) * distinct / len(traces)

@@ -1,15 +1,18 @@
-"""Recursive SPIRAL (paper, 3.3): the answers of one level form the sets of the next, and credit goes to every level.
+"""Recursive SPIRAL (paper, 3.3): the answers of one level form the sets of the next, and credit
+goes to every level.
 
-Level 1 has sets of search traces, level l + 1 sets of level l's answers. J = the expected reward of the last level's
-answers (`rewarded: last`), or the sum over levels of each level's own (`rewarded: every`). With f_S the mean reward of
-the answers to set S of a rewarded level of K sets, a trace y below it gets
+Level 1 has sets of search traces, level l + 1 sets of level l's answers. J = the expected reward of
+the last level's answers (`rewarded: last`), or the sum over levels of each level's own (`rewarded:
+every`). With f_S the mean reward of the answers to set S of a rewarded level of K sets, a trace y
+below it gets
 
     (1/K) sum over S that descend from y of (f_S - the mean of f over the sets that do not),
 
-and an answer to S, of N2, (r - f_S) N2 / (N2 - 1) / (K N2); the last level's, which have no other credit, r - f_S as in
-SPIRAL. The baseline does not depend on y, so E[update] is grad J with scale 1 at every level but the last, and
-K (N2 - 1) there. Bias: where every set descends from y, nothing tells what y is worth, and it gets none. So sets must
-stay small beside the number of traces: at 8 search traces, two levels of 2, not of 4.
+and an answer to S, of N2, (r - f_S) N2 / (N2 - 1) / (K N2); the last level's, which have no other
+credit, r - f_S as in SPIRAL. The baseline does not depend on y, so E[update] is grad J with scale 1
+at every level but the last, and K (N2 - 1) there. Bias: where every set descends from y, nothing
+tells what y is worth, and it gets none. So sets must stay small beside the number of traces: at 8
+search traces, two levels of 2, not of 4.
 """
 
 from __future__ import annotations
@@ -54,23 +57,33 @@ class Recursive:
             try:
                 check_design(population, sets.set_size, sets.num_sets, config.set_design)
             except ValueError as error:
-                raise ValueError(f"algorithm.options.levels.{number}, over {population} traces: {error}") from error
+                raise ValueError(
+                    f"algorithm.options.levels.{number}, over {population} traces: {error}"
+                ) from error
             population = sets.num_sets * config.aggregation_traces
-        levels = tuple(Level(sets.num_sets, sets.set_size, config.set_design) for sets in options.levels)
+        levels = tuple(
+            Level(sets.num_sets, sets.set_size, config.set_design) for sets in options.levels
+        )
         self.plan = SamplingPlan(config.search_traces, config.aggregation_traces, levels)
         self.components = (SEARCH, *self.plan.components)
         self._target_length, self._every = config.target_length, options.rewarded == "every"
         if not self._gives_credit_to_search():
             raise ValueError(
-                "algorithm.options.levels: every rewarded set would descend from every search trace, so none could "
-                "have credit: lower set_size, or raise algorithm.search_traces or num_sets"
+                "algorithm.options.levels: every rewarded set would descend from every search "
+                "trace, so none could have credit: lower set_size, or raise "
+                "algorithm.search_traces or num_sets"
             )
 
     def assign_credit(self, episode: Episode) -> None:
         """Credit of every level, then the length gate. Raises ValueError for sets or answers of another plan."""
         rewards = np.array(aggregation_rewards(episode))
-        if rewards.shape != (sum(level.num_sets for level in self.plan.levels), self.plan.aggregation_traces):
-            raise ValueError(f"problem {episode.problem.id} has answers {rewards.shape}: not those of this plan")
+        if rewards.shape != (
+            sum(level.num_sets for level in self.plan.levels),
+            self.plan.aggregation_traces,
+        ):
+            raise ValueError(
+                f"problem {episode.problem.id} has answers {rewards.shape}: not those of this plan"
+            )
         traces = episode.traces()
         assign_gated(traces, self.advantages(episode.sets, rewards), self._target_length)
 
@@ -114,7 +127,9 @@ class Recursive:
 
     def _compares_search(self, sets: list[tuple[int, ...]]) -> bool:
         """Whether some search trace has sets that descend from it and sets that do not, in a rewarded level."""
-        of_search = _descent(sets, self.plan.search_traces, self.plan.aggregation_traces)[:, : self.plan.search_traces]
+        of_search = _descent(sets, self.plan.search_traces, self.plan.aggregation_traces)[
+            :, : self.plan.search_traces
+        ]
         shares = [of_search[of_level].mean(axis=0) for _, of_level in self._rewarded()]
         return any(((share > 0) & (share < 1)).any() for share in shares)
 

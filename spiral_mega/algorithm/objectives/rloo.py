@@ -1,6 +1,7 @@
 """RLOO: search traces only, each against the mean reward of the others of its problem.
 
-A_j = r_j - mean of r_i over i != j. E[update] = N1 grad E[r(y)]: the baseline is independent of the trace.
+A_j = r_j - mean of r_i over i != j. E[update] = N1 grad E[r(y)]: the baseline is independent of the
+trace.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Rloo:
     def __init__(self, config: AlgorithmConfig) -> None:
         """`config`: the counts that are sampled, and the length gate. Raises ValueError for a single search trace."""
         if config.search_traces < 2:
-            raise ValueError("algorithm.search_traces is 1, which leaves rloo no others to compare with: sample more")
+            raise ValueError(
+                "algorithm.search_traces is 1, which leaves rloo no others to compare with: sample more"
+            )
         self.plan = SamplingPlan(config.search_traces)
         self._target_length = config.target_length
 

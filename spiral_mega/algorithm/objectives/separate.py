@@ -1,8 +1,9 @@
-"""Separate: search and aggregation each learn from their own rewards, without credit from one to the other.
+"""Separate: search and aggregation each learn from their own rewards, without credit from one to
+the other.
 
-A_j = r_j - mean(r) for the search traces, r_li - f_l (eq. 9) for the aggregation traces of set l. E[update] =
-(N1 - 1) grad E[r(y)] + K (N2 - 1) grad_aggregation J: a search trace learns to be right, not to be useful. The natural
-baseline of SPIRAL, with the same samples.
+A_j = r_j - mean(r) for the search traces, r_li - f_l (eq. 9) for the aggregation traces of set l.
+E[update] = (N1 - 1) grad E[r(y)] + K (N2 - 1) grad_aggregation J: a search trace learns to be
+right, not to be useful. The natural baseline of SPIRAL, with the same samples.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class Separate:
     def assign_credit(self, episode: Episode) -> None:
         """Each trace against its group, then the length gate. Raises ValueError without sets or answers."""
         advantages = aggregation_advantages(aggregation_rewards(episode))
-        assign_gated(episode.search, group_advantages([t.reward for t in episode.search]), self._target_length)
+        assign_gated(
+            episode.search,
+            group_advantages([t.reward for t in episode.search]),
+            self._target_length,
+        )
         for group, credit in zip(episode.aggregation, advantages, strict=True):
             assign_gated(group, credit, self._target_length)
 

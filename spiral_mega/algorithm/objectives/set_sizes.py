@@ -1,10 +1,12 @@
-"""SPIRAL over several set sizes (paper, 3.3): traces learn to be useful alone, in pairs, ..., aggregation to use them.
+"""SPIRAL over several set sizes (paper, 3.3): traces learn to be useful alone, in pairs, ...,
+aggregation to use them.
 
-J = sum over the sizes n of J^(n) = E[f^(n)(x, y_1..y_n)], with f^(n) the mean reward of aggregation over n traces. Each
-size has K sets and a baseline of its own; A_j = sum over the drawn sizes of A_marg^(n)_j / M_n (proposition 3.1 at size
-n), which gives every size the same weight. Cost is bounded by `sizes_per_problem`: m of the S sizes are drawn for each
-problem, with equal chances, so that m K N2 aggregation traces are sampled, not S K N2. E[update] = (m / S)
-(grad_search J + K (N2 - 1) grad_aggregation J).
+J = sum over the sizes n of J^(n) = E[f^(n)(x, y_1..y_n)], with f^(n) the mean reward of aggregation
+over n traces. Each size has K sets and a baseline of its own; A_j = sum over the drawn sizes of
+A_marg^(n)_j / M_n (proposition 3.1 at size n), which gives every size the same weight. Cost is
+bounded by `sizes_per_problem`: m of the S sizes are drawn for each problem, with equal chances, so
+that m K N2 aggregation traces are sampled, not S K N2. E[update] = (m / S) (grad_search J + K (N2 -
+1) grad_aggregation J).
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from spiral_mega.algorithm.credit import FloatArray, aggregation_advantages, marginal_set_advantages, set_scores
+from spiral_mega.algorithm.credit import (
+    FloatArray,
+    aggregation_advantages,
+    marginal_set_advantages,
+    set_scores,
+)
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.sampling_plan import Level, Members, SamplingPlan
 from spiral_mega.algorithm.sets import gradient_scale, sample_sets
@@ -33,7 +40,8 @@ class Options(Section):
 
 @dataclass(frozen=True, slots=True)
 class SizesPlan(SamplingPlan):
-    """At its one level, the sets of `sizes_per_problem` of the `sizes`, which are drawn with equal chances.
+    """At its one level, the sets of `sizes_per_problem` of the `sizes`, which are drawn with equal
+    chances.
 
     Each size drawn has as many sets, of the level's design; together they are `levels[0].num_sets`.
     """
@@ -47,7 +55,9 @@ class SizesPlan(SamplingPlan):
         sets_per_size = level.num_sets // self.sizes_per_problem
         sets: list[Members] = []
         for i in sorted(rng.choice(len(self.sizes), self.sizes_per_problem, replace=False)):
-            sets += sample_sets(num_traces, self.sizes[i], sets_per_size, rng=rng, method=level.design)
+            sets += sample_sets(
+                num_traces, self.sizes[i], sets_per_size, rng=rng, method=level.design
+            )
         return sets
 
 
@@ -65,12 +75,14 @@ class SetSizes:
                 "give at least as many distinct sizes"
             )
         self._scales = {
-            n: gradient_scale(config.search_traces, n, config.num_sets, config.set_design) for n in sorted(sizes)
+            n: gradient_scale(config.search_traces, n, config.num_sets, config.set_design)
+            for n in sorted(sizes)
         }
         if alone := [n for n, scale in self._scales.items() if scale == 0]:
             raise ValueError(
-                f"algorithm.options.sizes holds {alone[0]}, which gives the {config.search_traces} search traces no "
-                "credit (M is 0): leave it out, or raise algorithm.search_traces above it and num_sets above 1"
+                f"algorithm.options.sizes holds {alone[0]}, which gives the {config.search_traces} "
+                "search traces no credit (M is 0): leave it out, or raise algorithm.search_traces "
+                "above it and num_sets above 1"
             )
         level = Level(drawn * config.num_sets, max(sizes), config.set_design)
         self.plan = SizesPlan(
@@ -88,19 +100,28 @@ class SetSizes:
         search: FloatArray = np.zeros(len(episode.search))
         for size in dict.fromkeys(map(len, episode.sets)):
             if size not in self._scales:
-                raise ValueError(f"problem {episode.problem.id} has a set of {size}: algorithm.options.sizes lacks it")
+                raise ValueError(
+                    f"problem {episode.problem.id} has a set of {size}: algorithm.options.sizes lacks it"
+                )
             of_size = [l for l, members in enumerate(episode.sets) if len(members) == size]
             scores = set_scores([rewards[l] for l in of_size])
-            marginal = marginal_set_advantages([episode.sets[l] for l in of_size], scores, len(search))
+            marginal = marginal_set_advantages(
+                [episode.sets[l] for l in of_size], scores, len(search)
+            )
             search += marginal / self._scales[size]
         assign_gated(episode.search, search, self._config.target_length)
-        for group, advantages in zip(episode.aggregation, aggregation_advantages(rewards), strict=True):
+        for group, advantages in zip(
+            episode.aggregation, aggregation_advantages(rewards), strict=True
+        ):
             assign_gated(group, advantages, self._config.target_length)
 
     def gradient_scales(self) -> dict[str, float]:
         """m / S for search, m / S K (N2 - 1) for aggregation."""
         share = self.plan.sizes_per_problem / len(self.plan.sizes)
-        return {SEARCH: share, AGGREGATION: share * self._config.num_sets * (self._config.aggregation_traces - 1)}
+        return {
+            SEARCH: share,
+            AGGREGATION: share * self._config.num_sets * (self._config.aggregation_traces - 1),
+        }
 
 
 def build(config: AlgorithmConfig, options: Options) -> SetSizes:

@@ -1,7 +1,8 @@
-"""SPIRAL: search traces learn from the sets they were in, aggregation traces from their own reward (paper, 3.2).
+"""SPIRAL: search traces learn from the sets they were in, aggregation traces from their own reward
+(paper, 3.2).
 
-J = E[r(y*)], y* ~ pi(. | x, y_1..y_n), y_i ~ pi(. | x) (eq. 5). E[update] = M grad_search J + K (N2 - 1)
-grad_aggregation J (proposition 3.1).
+J = E[r(y*)], y* ~ pi(. | x, y_1..y_n), y_i ~ pi(. | x) (eq. 5). E[update] = M grad_search J + K (N2
+- 1) grad_aggregation J (proposition 3.1).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Spiral:
 
         Raises ValueError if the episode lacks sets, or a set its N2 aggregation traces.
         """
-        search, aggregation = spiral_advantages(episode.sets, aggregation_rewards(episode), len(episode.search))
+        search, aggregation = spiral_advantages(
+            episode.sets, aggregation_rewards(episode), len(episode.search)
+        )
         assign_gated(episode.search, search, self._config.target_length)
         for group, advantages in zip(episode.aggregation, aggregation, strict=True):
             assign_gated(group, advantages, self._config.target_length)

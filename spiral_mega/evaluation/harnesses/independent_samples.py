@@ -15,16 +15,21 @@ from spiral_mega.evaluation.harnesses.harness import Harness, Measure, mean_toke
 class IndependentSamples(Harness):
     """Sample n responses to a problem, and measure the expected result of k of them."""
 
-    samples: int = Field(default=32, gt=0, le=1000, description="Responses sampled for each problem.")
+    samples: int = Field(
+        default=32, gt=0, le=1000, description="Responses sampled for each problem."
+    )
     ks: list[Annotated[int, Field(gt=0)]] | None = Field(
-        default=None, min_length=1, description="Numbers of responses to report; null: powers of two up to `samples`."
+        default=None,
+        min_length=1,
+        description="Numbers of responses to report; null: powers of two up to `samples`.",
     )
 
     @model_validator(mode="after")
     def _check_ks(self) -> IndependentSamples:
         if self.ks is not None and max(self.ks) > self.samples:
             raise ValueError(
-                f"eval.harnesses: ks holds {max(self.ks)}, but samples is {self.samples}: raise samples, or lower ks"
+                f"eval.harnesses: ks holds {max(self.ks)}, but samples is {self.samples}: raise "
+                "samples, or lower ks"
             )
         return self
 
@@ -39,7 +44,12 @@ class IndependentSamples(Harness):
         return sorted(powers | {self.samples})
 
     def measure_at(
-        self, k: int, metric: str, values: list[float], graded: Sequence[GradedEpisode], max_response_tokens: int
+        self,
+        k: int,
+        metric: str,
+        values: list[float],
+        graded: Sequence[GradedEpisode],
+        max_response_tokens: int,
     ) -> Measure:
         """Make the measure of k responses, which cost k times the mean response."""
         spent = [each.tokens_spent(range(self.samples)) for each in graded]

@@ -27,5 +27,7 @@ class Majority(IndependentSamples):
         by_k = zip(*by_problem, strict=True)
         measures = []
         for k, values in zip(ks, by_k, strict=True):
-            measures.append(self.measure_at(k, "majority", list(values), graded, max_response_tokens))
+            measures.append(
+                self.measure_at(k, "majority", list(values), graded, max_response_tokens)
+            )
         return measures

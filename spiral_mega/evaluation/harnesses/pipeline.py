@@ -29,11 +29,17 @@ class Stage(Section):
     Each answer has its own set. A set has `set_size` traces of the previous stage.
     """
 
-    search: int | None = Field(default=None, gt=0, description="First stage: responses to the problem.")
-    aggregate: int | None = Field(default=None, gt=0, description="Later stages: sets, with one response each.")
+    search: int | None = Field(
+        default=None, gt=0, description="First stage: responses to the problem."
+    )
+    aggregate: int | None = Field(
+        default=None, gt=0, description="Later stages: sets, with one response each."
+    )
     set_size: int | None = Field(default=None, gt=0, description="Later stages: traces of a set.")
     tokens: int | None = Field(
-        default=None, gt=0, description="Limit of a response; null: rollout.sampling.max_response_tokens."
+        default=None,
+        gt=0,
+        description="Limit of a response; null: rollout.sampling.max_response_tokens.",
     )
 
 
@@ -45,7 +51,8 @@ class StagedPipeline(Harness):
     stages: list[Stage] = Field(min_length=1)
     reducer: Literal["mean", "majority", "best"] = Field(
         default="mean",
-        description="Score of the last stage: mean reward, reward of the majority's answer, or the oracle's best.",
+        description="Score of the last stage: mean reward, reward of the majority's answer, or the "
+        "oracle's best.",
     )
 
     @model_validator(mode="after")
@@ -53,9 +60,13 @@ class StagedPipeline(Harness):
         population = 0  # of the previous stage
         for number, stage in enumerate(self.stages):
             where = f"eval.harnesses: stage {number} of {self.name!r}"
-            if number == 0 and (stage.search is None or stage.aggregate is not None or stage.set_size is not None):
+            if number == 0 and (
+                stage.search is None or stage.aggregate is not None or stage.set_size is not None
+            ):
                 raise ValueError(f"{where} must have search, and neither aggregate nor set_size")
-            if number > 0 and (stage.search is not None or stage.aggregate is None or stage.set_size is None):
+            if number > 0 and (
+                stage.search is not None or stage.aggregate is None or stage.set_size is None
+            ):
                 raise ValueError(f"{where} must have aggregate and set_size, and no search")
             if stage.set_size is not None and stage.set_size > population:
                 raise ValueError(

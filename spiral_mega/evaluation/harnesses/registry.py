@@ -45,5 +45,7 @@ def _read_harness(entry: Mapping[str, Any], key: str) -> Harness:
         raise ConfigError(f"{key}.kind: missing; set it to one of {kinds}")
     kind = entry["kind"]
     if not isinstance(kind, str) or kind not in HARNESSES:
-        raise ConfigError(f"{key}.kind is {kind!r}, which is not a harness: set it to one of {kinds}")
+        raise ConfigError(
+            f"{key}.kind is {kind!r}, which is not a harness: set it to one of {kinds}"
+        )
     return read_section(HARNESSES[kind], dict(entry), key)

@@ -49,5 +49,9 @@ class Rsa(Harness):
             tokens = mean_tokens([each.tokens_spent(range(positions.stop)) for each in graded])
             for metric, reduce in REDUCERS.items():
                 values = [reduce(each, positions) for each in graded]
-                measures.append(Measure(self.label, metric, "step", step, self.population, values, tokens, budget))
+                measures.append(
+                    Measure(
+                        self.label, metric, "step", step, self.population, values, tokens, budget
+                    )
+                )
         return measures

@@ -26,23 +26,30 @@ class Sequential(Harness):
     budgets: list[Annotated[int, Field(gt=0)]] | None = Field(
         default=None,
         min_length=1,
-        description="Token limits of a response; null: 1/8, 1/4, 1/2 and all of rollout.sampling.max_response_tokens.",
+        description="Token limits of a response; null: 1/8, 1/4, 1/2 and all of "
+        "rollout.sampling.max_response_tokens.",
     )
 
     def sampling_plan(self, max_response_tokens: int) -> SamplingPlan:
         return SamplingPlan(self.samples, max_tokens=max(self.token_budgets(max_response_tokens)))
 
     def token_budgets(self, max_response_tokens: int) -> list[int]:
-        budgets = self.budgets or [math.ceil(max_response_tokens / divisor) for divisor in (8, 4, 2, 1)]
+        budgets = self.budgets or [
+            math.ceil(max_response_tokens / divisor) for divisor in (8, 4, 2, 1)
+        ]
         return sorted(set(budgets))
 
     def measure(self, graded: Sequence[GradedEpisode], max_response_tokens: int) -> list[Measure]:
         measures = []
         for budget in self.token_budgets(max_response_tokens):
-            values = [math.fsum(each.truncated_rewards[str(budget)]) / self.samples for each in graded]
+            values = [
+                math.fsum(each.truncated_rewards[str(budget)]) / self.samples for each in graded
+            ]
             spent = [self._tokens_within(budget, each) for each in graded]
             tokens = mean_tokens(spent, 1 / self.samples)
-            measures.append(Measure(self.label, "mean", "budget", budget, 1, values, tokens, budget))
+            measures.append(
+                Measure(self.label, "mean", "budget", budget, 1, values, tokens, budget)
+            )
         return measures
 
     def _tokens_within(self, budget: int, graded: GradedEpisode) -> dict[str, float]:

@@ -35,16 +35,24 @@ log = logging.getLogger(__name__)
 
 
 class FsdpModel:
-    """See spiral_mega.policy.protocol.FrozenPolicy. Log-probs are taken at the sampling temperature.
+    """See spiral_mega.policy.protocol.FrozenPolicy. Log-probs are taken at the sampling
+    temperature.
 
-    With a `shared` model it is the adapter of that name on it, alongside others'; otherwise it builds its own model.
+    With a `shared` model it is the adapter of that name on it, alongside others'; otherwise it
+    builds its own model.
     """
 
-    def __init__(self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = DEFAULT_ADAPTER) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = DEFAULT_ADAPTER
+    ) -> None:
         self.config, self.device = config, runtime.device
         self.gatherer = runtime.row_gatherer()
         self.is_shared = shared is not None
-        self.model = shared if self.is_shared else build_model(config.model, config.policy, runtime, config.run.seed)
+        self.model = (
+            shared
+            if self.is_shared
+            else build_model(config.model, config.policy, runtime, config.run.seed)
+        )
         self.adapter_name = adapter
 
     def parameters(self) -> list[nn.Parameter]:
@@ -61,7 +69,9 @@ class FsdpModel:
     def logprobs(self, sequences: list[TrainingSequence]) -> torch.Tensor:
         microbatches = split_into_microbatches(sequences, self.config.policy.microbatch_tokens)
         rounds = int(max_over_ranks({"rounds": len(microbatches)})["rounds"])
-        microbatches += [[] for _ in range(rounds - len(microbatches))]  # every rank joins every forward
+        microbatches += [
+            [] for _ in range(rounds - len(microbatches))
+        ]  # every rank joins every forward
         by_key: dict[SequenceKey, torch.Tensor] = {}
         for microbatch in microbatches:
             logprobs_R, _ = self._forward(pack(microbatch).to(self.device))
@@ -70,14 +80,26 @@ class FsdpModel:
                 keys = [sequence.key for sequence in microbatch]
                 by_key |= zip(keys, torch.split(logprobs_R, lengths), strict=True)
         self.model.reshard()  # or FSDP keeps the root unsharded, in compute dtype, until the next backward
-        return torch.cat([by_key[sequence.key] for sequence in sequences] or [torch.empty(0, device=self.device)])
+        return torch.cat(
+            [by_key[sequence.key] for sequence in sequences] or [torch.empty(0, device=self.device)]
+        )
 
-    def weights(self, dtype: torch.dtype | None = None, *, merge: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(
+        self, dtype: torch.dtype | None = None, *, merge: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         adapter = self.adapter_name if merge else None
-        return full_weights(self.model, self.gatherer, bucket_bytes=self._bucket_bytes(), dtype=dtype, adapter=adapter)
+        return full_weights(
+            self.model,
+            self.gatherer,
+            bucket_bytes=self._bucket_bytes(),
+            dtype=dtype,
+            adapter=adapter,
+        )
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return adapter_weights(self.model, self.gatherer, bucket_bytes=self._bucket_bytes(), adapter=self.adapter_name)
+        return adapter_weights(
+            self.model, self.gatherer, bucket_bytes=self._bucket_bytes(), adapter=self.adapter_name
+        )
 
     def save_pretrained(self, folder: Path) -> None:
         if self.is_shared:
@@ -105,10 +127,15 @@ class FsdpModel:
 class FsdpPolicy(FsdpModel):
     """See spiral_mega.policy.protocol.Policy."""
 
-    def __init__(self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = DEFAULT_ADAPTER) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, shared: Any = None, adapter: str = DEFAULT_ADAPTER
+    ) -> None:
         super().__init__(config, runtime, shared, adapter)
         self.replica = runtime.rank
-        self.loss_fn, self.regularizers = make_loss(config.algorithm), Regularizers.from_algorithm(config.algorithm)
+        self.loss_fn, self.regularizers = (
+            make_loss(config.algorithm),
+            Regularizers.from_algorithm(config.algorithm),
+        )
         self.reference: ReferenceModel | None = build_reference(self.model, config, runtime)
         self.optimizer = make_optimizer(self.parameters(), config.optimizer)
         if config.optimizer.offload:
@@ -139,8 +166,8 @@ class FsdpPolicy(FsdpModel):
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer, options=self._state_options())
-        # With adapters the base is in the model's files; without this filter a tied head would be saved, and so would
-        # the adapters of other models on a shared base.
+        # With adapters the base is in the model's files; without this filter a tied head would be
+        # saved, and so would the adapters of other models on a shared base.
         model = {name: tensor for name, tensor in model.items() if self._owns(name)}
         return {"model": model, "optimizer": optimizer, "schedule": self.schedule.state_dict()}
 
@@ -160,9 +187,15 @@ class FsdpPolicy(FsdpModel):
 
     def _accumulate_gradient(self, batch: TreeBatch, totals: Totals) -> None:
         """Add the gradient of one micro-batch: see `weighted_loss`."""
-        reference = self.reference.logprobs(batch)[batch.gather_indices] if self.reference is not None else None
+        reference = (
+            self.reference.logprobs(batch)[batch.gather_indices]
+            if self.reference is not None
+            else None
+        )
         logprobs, entropy = self._forward(batch)
-        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference)
+        loss = weighted_loss(
+            logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference
+        )
         torch.autograd.backward(loss)
 
     def _clip_gradient(self) -> float:

@@ -1,4 +1,5 @@
-"""Stream the policy's weights out of their FSDP2 shards, for engines and exports: whole tensors, a bucket at a time.
+"""Stream the policy's weights out of their FSDP2 shards, for engines and exports: whole tensors, a
+bucket at a time.
 
     A, sharded by rows        W and B, sharded by rows
         | gather                   |
@@ -11,8 +12,8 @@
                       v
     (name, whole tensor), ... on each rank
 
-Adapters are merged on the shards, before gathering. The tensors of a bucket are gathered together, and so are the
-factors A that merging needs.
+Adapters are merged on the shards, before gathering. The tensors of a bucket are gathered together,
+and so are the factors A that merging needs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from spiral_mega.policy.lora import DEFAULT_ADAPTER, is_adapter_parameter
 from spiral_mega.policy.weight_buckets import make_buckets
 from spiral_mega.process.heartbeat import heartbeat
 
-MERGE_ELEMENTS = 2**18  # elements of B A computed at a time, so that the addition and the cast find them in the cache
+MERGE_ELEMENTS = (
+    2**18
+)  # elements of B A computed at a time, so that the addition and the cast find them in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ def full_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield whole tensors by Hugging Face name, in `dtype` (default: their own); collective.
 
-    `adapter`, if any, is merged: W + scale * B A. A tied head is a tensor of its own if it has an adapter. At most
-    `bucket_bytes` are gathered at once, or one tensor if that is larger. Every rank must iterate to the end.
+    `adapter`, if any, is merged: W + scale * B A. A tied head is a tensor of its own if it has an
+    adapter. At most `bucket_bytes` are gathered at once, or one tensor if that is larger. Every
+    rank must iterate to the end.
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     tensors = _stream(_list_entries(model, adapter), gatherer, bucket_bytes, dtype)
@@ -76,7 +80,8 @@ def full_weights(
 def adapter_weights(
     model: PeftModel, gatherer: RowGatherer, *, bucket_bytes: int, adapter: str = DEFAULT_ADAPTER
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the whole factors A [r, in] and B [out, r] of each adapted layer by the names of PEFT's files; collective.
+    """Yield the whole factors A [r, in] and B [out, r] of each adapted layer by the names of PEFT's
+    files; collective.
 
     Buckets are those of `full_weights`.
     """
@@ -97,7 +102,9 @@ def _list_entries(model: nn.Module, adapter: str | None) -> list[_Entry]:
         if ".lora_" in name:
             continue
         if parameter.requires_grad and any_sharded and not isinstance(parameter, DTensor):
-            raise RuntimeError(f"{name} is unsharded, so it holds a copy in compute dtype and not the weight itself")
+            raise RuntimeError(
+                f"{name} is unsharded, so it holds a copy in compute dtype and not the weight itself"
+            )
         owner, _, leaf = name.rpartition(".")
         layer = _adapted_layer(owner)
         update = None
@@ -117,7 +124,9 @@ def _adapted_layer(owner: str) -> str | None:
 
 
 def _low_rank_update(layer: Any, adapter: str) -> _LowRankUpdate:
-    return _LowRankUpdate(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+    return _LowRankUpdate(
+        layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
+    )
 
 
 def _stream(
@@ -127,9 +136,15 @@ def _stream(
 
     def num_bytes(entry: _Entry) -> int:
         size = entry.parameter.numel() * (dtype or entry.parameter.dtype).itemsize
-        return size if entry.update is None else size + entry.update.a.numel() * entry.update.a.itemsize
+        return (
+            size
+            if entry.update is None
+            else size + entry.update.a.numel() * entry.update.a.itemsize
+        )
 
-    for bucket_dtype, same_dtype in groupby(entries, key=lambda entry: dtype or entry.parameter.dtype):
+    for bucket_dtype, same_dtype in groupby(
+        entries, key=lambda entry: dtype or entry.parameter.dtype
+    ):
         for bucket in make_buckets(same_dtype, num_bytes, bucket_bytes):
             heartbeat()
             for entry, whole in zip(bucket, _gather(bucket, gatherer, bucket_dtype), strict=True):
@@ -137,11 +152,15 @@ def _stream(
                     yield name, whole
 
 
-def _gather(bucket: Sequence[_Entry], gatherer: RowGatherer, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+def _gather(
+    bucket: Sequence[_Entry], gatherer: RowGatherer, dtype: torch.dtype
+) -> Iterator[torch.Tensor]:
     """Yield the bucket's tensors, whole and merged, in `dtype`, each in memory of its own or its parameter's."""
     parameters = [entry.parameter for entry in bucket]
     factors = [entry.update.a for entry in bucket if entry.update is not None]
-    mesh = next((each.device_mesh for each in (*parameters, *factors) if isinstance(each, DTensor)), None)
+    mesh = next(
+        (each.device_mesh for each in (*parameters, *factors) if isinstance(each, DTensor)), None
+    )
     if mesh is None or mesh.size() == 1:
         for entry in bucket:
             yield _merge_unsharded(entry, dtype)
@@ -165,8 +184,14 @@ def _merge_unsharded(entry: _Entry, dtype: torch.dtype) -> torch.Tensor:
 
 def _check_row_sharded(tensors: Iterable[torch.Tensor], mesh: DeviceMesh) -> None:
     for tensor in tensors:
-        if not isinstance(tensor, DTensor) or tensor.placements != (Shard(0),) or tensor.device_mesh != mesh:
-            raise RuntimeError(f"a weight of shape {tuple(tensor.shape)} is not sharded by rows as the others are")
+        if (
+            not isinstance(tensor, DTensor)
+            or tensor.placements != (Shard(0),)
+            or tensor.device_mesh != mesh
+        ):
+            raise RuntimeError(
+                f"a weight of shape {tuple(tensor.shape)} is not sharded by rows as the others are"
+            )
 
 
 def _write_shards(
@@ -181,7 +206,9 @@ def _write_shards(
     return wholes
 
 
-def _gather_factors(bucket: Sequence[_Entry], mesh: DeviceMesh, gatherer: RowGatherer) -> list[torch.Tensor | None]:
+def _gather_factors(
+    bucket: Sequence[_Entry], mesh: DeviceMesh, gatherer: RowGatherer
+) -> list[torch.Tensor | None]:
     """Gather the whole factor A of each entry's update; None for entries without one."""
     factors = [entry.update.a for entry in bucket if entry.update is not None]
     if not factors:

@@ -28,7 +28,9 @@ class LogitTransform:
     softcap: float | None = None
 
     def __call__(self, z: torch.Tensor) -> torch.Tensor:
-        return self.scale * (z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap))
+        return self.scale * (
+            z if self.softcap is None else self.softcap * torch.tanh(z / self.softcap)
+        )
 
 
 class _UnsupportedHeadError(Exception):
@@ -36,20 +38,24 @@ class _UnsupportedHeadError(Exception):
 
 
 def detect_logit_transform(model: Any) -> LogitTransform:
-    """Detect what `model`, on any device, does to its logits after its linear head (Gemma caps, Granite divides them).
+    """Detect what `model`, on any device, does to its logits after its linear head (Gemma caps,
+    Granite divides them).
 
-    Runs the model's own forward between a backbone and a head that return known numbers, so that no transform goes
-    unnoticed. Raises UserError for a model that does anything else to its logits.
+    Runs the model's own forward between a backbone and a head that return known numbers, so that no
+    transform goes unnoticed. Raises UserError for a model that does anything else to its logits.
     """
     try:
         return _probe(model)
     except _UnsupportedHeadError as error:
         reason = str(error)
-    except Exception as error:  # a forward that is not backbone, head, arithmetic may fail in any way
+    except (
+        Exception
+    ) as error:  # a forward that is not backbone, head, arithmetic may fail in any way
         reason = f"{type(error).__name__}: {error}"
     raise UserError(
-        f"model.path leads to {type(model).__name__}, whose log-probs cannot be taken from its head ({reason}): "
-        "use a model whose logits are those of a linear head, possibly scaled and capped by tanh"
+        f"model.path leads to {type(model).__name__}, whose log-probs cannot be taken from its "
+        f"head ({reason}): use a model whose logits are those of a linear head, possibly scaled "
+        "and capped by tanh"
     )
 
 
@@ -98,7 +104,9 @@ def register_logprobs(model: Any, transform: LogitTransform) -> None:
     FSDP gathers weights before it and frees them after it, as for forward.
     """
 
-    def logprobs(self: Any, batch: TreeBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(
+        self: Any, batch: TreeBatch, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         base = self.get_base_model() if isinstance(self, PeftModel) else self
         return _logprobs(base, transform, batch, temperature)
 
@@ -109,12 +117,17 @@ def register_logprobs(model: Any, transform: LogitTransform) -> None:
 def _logprobs(
     model: Any, transform: LogitTransform, batch: TreeBatch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute log-probs [U] of the distinct response tokens under softmax(logits / temperature), and entropies [U].
+    """Compute log-probs [U] of the distinct response tokens under softmax(logits / temperature),
+    and entropies [U].
 
-    All T rows go through the backbone, and only the U rows that predict a response token through the head.
+    All T rows go through the backbone, and only the U rows that predict a response token through
+    the head.
     """
     hidden_1TH = model.base_model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.attention_kwargs()
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        use_cache=False,
+        **batch.attention_kwargs(),
     ).last_hidden_state
     hidden_UH = hidden_1TH[0, batch.logit_indices]
     head, adapter = model.get_output_embeddings(), None
@@ -135,10 +148,11 @@ def _logprobs(
 
 
 def _head_adapter(head: Any, hidden_UH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return scale * hidden A^T [U, R] and B [V, R] of the head's active adapter, None if adapters are disabled.
+    """Return scale * hidden A^T [U, R] and B [V, R] of the head's active adapter, None if adapters
+    are disabled.
 
-    As a second product the adapter costs U * (H + V) * R; merged into the weight it would cost a copy of the weight and
-    a gradient of its size.
+    As a second product the adapter costs U * (H + V) * R; merged into the weight it would cost a
+    copy of the weight and a gradient of its size.
     """
     if head.disable_adapters:
         return None

@@ -36,10 +36,12 @@ class ReferenceModel:
 
 
 def build_reference(policy: Any, config: Config, runtime: Runtime) -> ReferenceModel | None:
-    """Build the reference of `config.algorithm.kl`, None without it; `policy` is the sharded model that is trained.
+    """Build the reference of `config.algorithm.kl`, None without it; `policy` is the sharded model
+    that is trained.
 
-    Without a path the reference is the model that training starts from: with LoRA the policy's own base weights, else a
-    second copy, sharded as the policy is. Raises ConfigError for a model of another vocabulary.
+    Without a path the reference is the model that training starts from: with LoRA the policy's own
+    base weights, else a second copy, sharded as the policy is. Raises ConfigError for a model of
+    another vocabulary.
     """
     temperature = config.rollout.sampling.temperature
     if config.algorithm.kl is None:

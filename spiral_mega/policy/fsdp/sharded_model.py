@@ -1,4 +1,5 @@
-"""Build a transformers causal model and shard it by FSDP2 from outside: the model's own code is unchanged.
+"""Build a transformers causal model and shard it by FSDP2 from outside: the model's own code is
+unchanged.
 
 all ranks    build on the meta device -> apply FSDP -> allocate the shards -> receive them from rank 0
 rank 0       read the files into CPU memory -------------------------------^
@@ -36,20 +37,25 @@ def build_model(
     seed: int,
     adapters: Sequence[str] = (DEFAULT_ADAPTER,),
 ) -> Any:
-    """Build the model of `model_config`, sharded over all ranks, with float32 master weights; collective.
+    """Build the model of `model_config`, sharded over all ranks, with float32 master weights;
+    collective.
 
-    It has `adapters` if `model_config` asks for LoRA, and a method `logprobs` (see head.py). Only rank 0 reads the
-    files; the others receive their shards from it. No rank puts the whole model on its accelerator. Raises UserError,
-    on every rank, for a model that cannot be built or read.
+    It has `adapters` if `model_config` asks for LoRA, and a method `logprobs` (see head.py). Only
+    rank 0 reads the files; the others receive their shards from it. No rank puts the whole model on
+    its accelerator. Raises UserError, on every rank, for a model that cannot be built or read.
     """
     hf_config = read_model_config(model_config.path)
     attention = runtime.choose_attention(getattr(torch, config.param_dtype), config.attention)
-    model, logit_transform = build_empty_model(model_config, hf_config, config, attention, seed, adapters)
+    model, logit_transform = build_empty_model(
+        model_config, hf_config, config, attention, seed, adapters
+    )
     weights = _read_on_rank_0(model_config, hf_config, runtime, seed, adapters)
     apply_fsdp(model, config)
     allocate_weights(model, runtime.device)
     set_model_state_dict(
-        model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
+        model,
+        weights,
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True),
     )
     register_logprobs(model, logit_transform)
     return model.train()
@@ -63,18 +69,23 @@ def build_empty_model(
     seed: int,
     adapters: Sequence[str] = (DEFAULT_ADAPTER,),
 ) -> tuple[Any, LogitTransform]:
-    """Build the model of `hf_config` on the meta device, with adapters if asked for; also return its logit transform.
+    """Build the model of `hf_config` on the meta device, with adapters if asked for; also return
+    its logit transform.
 
-    Raises UserError for a model that transformers does not know, or that token trees do not support.
+    Raises UserError for a model that transformers does not know, or that token trees do not
+    support.
     """
     try:
         with init_empty_weights(include_buffers=False):
-            model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32, attn_implementation=attention)
+            model = AutoModelForCausalLM.from_config(
+                hf_config, dtype=torch.float32, attn_implementation=attention
+            )
         check_model(model)
     except (ValueError, ImportError) as error:
         raise UserError(
-            f"the model at {model_config.path} cannot be built with policy.attention {config.attention!r} ({error}): "
-            "use auto, or a causal language model that transformers knows"
+            f"the model at {model_config.path} cannot be built with policy.attention "
+            f"{config.attention!r} ({error}): use auto, or a causal language model that "
+            "transformers knows"
         ) from error
     model.tie_weights()  # emptying the weights untied them
     logit_transform = detect_logit_transform(model)
@@ -87,7 +98,11 @@ def _add_adapters(model: Any, lora: LoraConfig | None, seed: int, adapters: Sequ
 
 
 def _read_on_rank_0(
-    model: ModelConfig, hf_config: PretrainedConfig, runtime: Runtime, seed: int, adapters: Sequence[str]
+    model: ModelConfig,
+    hf_config: PretrainedConfig,
+    runtime: Runtime,
+    seed: int,
+    adapters: Sequence[str],
 ) -> dict[str, Any]:
     """Read the whole weights on rank 0, none elsewhere. A failure there is raised on every rank, so that none waits."""
     weights: dict[str, Any] = {}
@@ -108,7 +123,11 @@ def _read_weights(
     model: ModelConfig, hf_config: PretrainedConfig, seed: int, adapters: Sequence[str]
 ) -> dict[str, torch.Tensor]:
     source, info = AutoModelForCausalLM.from_pretrained(
-        model.path, config=hf_config, dtype=torch.float32, low_cpu_mem_usage=True, output_loading_info=True
+        model.path,
+        config=hf_config,
+        dtype=torch.float32,
+        low_cpu_mem_usage=True,
+        output_loading_info=True,
     )
     missing = sorted(info["missing_keys"])
     if missing:  # transformers would initialise these at random
@@ -120,16 +139,20 @@ def _read_weights(
 def apply_fsdp(model: Any, config: PolicyConfig) -> None:
     """Shard `model`: each decoder layer is a unit, the rest (embedding, norm, head) is the root's.
 
-    Gradients are summed over ranks, not averaged. Raises ValueError for a model that does not name its layers.
+    Gradients are summed over ranks, not averaged. Raises ValueError for a model that does not name
+    its layers.
     """
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(
+        param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32
+    )
     layer_types = set(model._no_split_modules or [])
     layers = [module for module in model.modules() if type(module).__name__ in layer_types]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} does not name its decoder layers (_no_split_modules): cannot shard it"
+            f"{type(model).__name__} does not name its decoder layers (_no_split_modules): cannot "
+            "shard it"
         )
     for module in [*layers, model]:
         fully_shard(module, mp_policy=precision)
@@ -140,7 +163,8 @@ def apply_fsdp(model: Any, config: PolicyConfig) -> None:
 
 
 def allocate_weights(model: nn.Module, device: torch.device) -> None:
-    """Give meta parameters memory on `device`; buffers (rotary frequencies) are computed already and keep their values.
+    """Give meta parameters memory on `device`; buffers (rotary frequencies) are computed already
+    and keep their values.
 
     Sharded parameters are allocated in place, so shared ones stay shared.
     """

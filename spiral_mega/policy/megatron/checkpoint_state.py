@@ -112,7 +112,10 @@ class TensorPieces(torch.Tensor):
         return f"TensorPieces({tuple(self.shape)}, {[piece.offsets for piece in self.pieces]})"
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(offsets), values.shape) for offsets, values in self.pieces]
+        return [
+            ChunkStorageMetadata(torch.Size(offsets), values.shape)
+            for offsets, values in self.pieces
+        ]
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         if not self.saves:
@@ -121,8 +124,12 @@ class TensorPieces(torch.Tensor):
         items = []
         for chunk in self.__create_chunk_list__():
             data = TensorWriteData(chunk, properties, self.shape)
-            items.append(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data))
+            items.append(
+                WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+            )
         return items
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        return next(values for offsets, values in self.pieces if torch.Size(offsets) == index.offset)
+        return next(
+            values for offsets, values in self.pieces if torch.Size(offsets) == index.offset
+        )

@@ -69,7 +69,9 @@ class ContextShard:
         if dist.get_world_size(self.group) == 1:
             return k, v
         own = torch.cat([k, v], dim=1)
-        gathered = gather_from_sequence_parallel_region(own, tensor_parallel_output_grad=True, group=self.group)
+        gathered = gather_from_sequence_parallel_region(
+            own, tensor_parallel_output_grad=True, group=self.group
+        )
         k, v = gathered.index_select(0, self.row_order).chunk(2, dim=1)
         return k, v
 
@@ -82,7 +84,9 @@ class ContextShard:
             return own
         columns = torch.stack([each for each in own if each is not None], dim=1)
         columns = F.pad(columns, (0, 0, 0, self.padded_logprobs - len(columns)))
-        gathered = gather_from_sequence_parallel_region(columns, tensor_parallel_output_grad=False, group=self.group)
+        gathered = gather_from_sequence_parallel_region(
+            columns, tensor_parallel_output_grad=False, group=self.group
+        )
         found = gathered.index_select(0, self.logprob_order).unbind(1)
         return LinearLogprob(*found, *[None] * (len(own) - len(found)))
 
@@ -126,7 +130,8 @@ def _logprob_order(logprobs_by_rank: Sequence[Ints], width: int) -> torch.Tensor
 
 
 def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
-    """Partition rows among ranks: equally many for each, in runs of consecutive rows, and of about the same cost.
+    """Partition rows among ranks: equally many for each, in runs of consecutive rows, and of about
+    the same cost.
 
     Proceeds in rounds, each of which gives every rank a run of the same length, the most expensive
     run to the rank with the least cost so far; the most uneven rounds come first. `ranks` must
@@ -134,7 +139,10 @@ def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
     """
     rows_per_rank = len(cost) // ranks
     bounds = np.linspace(0, rows_per_rank, min(MAX_RUNS, rows_per_rank) + 1).astype(int).tolist()
-    rounds = [np.arange(start * ranks, stop * ranks).reshape(ranks, -1) for start, stop in pairwise(bounds)]
+    rounds = [
+        np.arange(start * ranks, stop * ranks).reshape(ranks, -1)
+        for start, stop in pairwise(bounds)
+    ]
     load = np.zeros(ranks)
     runs_by_rank: list[list[Ints]] = [[] for _ in range(ranks)]
     for runs in sorted(rounds, key=lambda runs: -float(np.ptp(cost[runs].sum(1)))):
@@ -151,12 +159,16 @@ def partition_rows(cost: npt.NDArray[np.float64], ranks: int) -> list[Ints]:
 
 def head_cost_in_keys(hf_config: Any) -> float:
     """Return how many keys a query must see in every layer to cost as much as one row of the head."""
-    width = hf_config.num_attention_heads * (getattr(hf_config, "head_dim", None) or 0) or hf_config.hidden_size
+    width = (
+        hf_config.num_attention_heads * (getattr(hf_config, "head_dim", None) or 0)
+        or hf_config.hidden_size
+    )
     return hf_config.vocab_size * hf_config.hidden_size / (2 * width * hf_config.num_hidden_layers)
 
 
 def pad_rows(batch: TreeBatch, multiple: int) -> TreeBatch:
-    """Append rows without loss, as a path of their own, until `multiple` divides the number of rows.
+    """Append rows without loss, as a path of their own, until `multiple` divides the number of
+    rows.
 
     Sequence and context parallelism give every rank the same number of rows.
     """

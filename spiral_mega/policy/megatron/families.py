@@ -65,7 +65,8 @@ _TRANSFORMER_ENGINE_NAMES = {
 
 
 def to_local_name(name: str) -> str:
-    """Translate the name of a parameter in transformer-engine's modules to that in megatron-core's "local" ones.
+    """Translate the name of a parameter in transformer-engine's modules to that in megatron-core's
+    "local" ones.
 
     The tables below use the latter. A name that is the same in both is returned unchanged.
     """
@@ -104,12 +105,20 @@ _LAYER = (
         0,
         "grouped",
     ),
-    ParamMapping(f"{_MEGATRON}self_attention.linear_proj.weight", (f"{_HF}self_attn.o_proj.weight",), 1),
-    ParamMapping(f"{_MEGATRON}pre_mlp_layernorm.weight", (f"{_HF}post_attention_layernorm.weight",)),
+    ParamMapping(
+        f"{_MEGATRON}self_attention.linear_proj.weight", (f"{_HF}self_attn.o_proj.weight",), 1
+    ),
+    ParamMapping(
+        f"{_MEGATRON}pre_mlp_layernorm.weight", (f"{_HF}post_attention_layernorm.weight",)
+    ),
 )
 _QK_NORMS = (
-    ParamMapping(f"{_MEGATRON}self_attention.q_layernorm.weight", (f"{_HF}self_attn.q_norm.weight",)),
-    ParamMapping(f"{_MEGATRON}self_attention.k_layernorm.weight", (f"{_HF}self_attn.k_norm.weight",)),
+    ParamMapping(
+        f"{_MEGATRON}self_attention.q_layernorm.weight", (f"{_HF}self_attn.q_norm.weight",)
+    ),
+    ParamMapping(
+        f"{_MEGATRON}self_attention.k_layernorm.weight", (f"{_HF}self_attn.k_norm.weight",)
+    ),
 )
 _QKV_BIAS = (
     ParamMapping(
@@ -155,8 +164,9 @@ def family_of(hf_config: Any) -> Family:
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise UserError(
-            f"model.path leads to a model of type {hf_config.model_type!r}, which policy.backend 'megatron' does not "
-            f"support (it supports {', '.join(FAMILIES)}): use policy.backend=fsdp"
+            f"model.path leads to a model of type {hf_config.model_type!r}, which policy.backend "
+            f"'megatron' does not support (it supports {', '.join(FAMILIES)}): use "
+            "policy.backend=fsdp"
         )
     return family
 
@@ -204,11 +214,16 @@ class ShardRange(NamedTuple):
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return this shard of a whole tensor, as a view."""
-        return tensor if self.dim is None else tensor.narrow(self.dim, self.start, self.stop - self.start)
+        return (
+            tensor
+            if self.dim is None
+            else tensor.narrow(self.dim, self.start, self.stop - self.start)
+        )
 
 
 def shard_range(mapping: ParamMapping, shape: Sequence[int], rank: int, size: int) -> ShardRange:
-    """Return what tensor-parallel `rank` of `size` has of one of the mapping's Hugging Face tensors, of that shape.
+    """Return what tensor-parallel `rank` of `size` has of one of the mapping's Hugging Face
+    tensors, of that shape.
 
     If `size` does not divide a vocabulary, the last ranks have fewer rows, as with DTensor.
     """
@@ -250,4 +265,6 @@ def unfuse(parameter: torch.Tensor, blocks: Sequence[RowBlock], shard: int) -> t
     """Extract shard number `shard` from a rank's parameter, without the padding of a vocabulary."""
     lengths = [block.rows for block in blocks]
     parts = torch.split(parameter[: sum(lengths)], lengths)
-    return torch.cat([part for part, block in zip(parts, blocks, strict=True) if block.shard == shard])
+    return torch.cat(
+        [part for part, block in zip(parts, blocks, strict=True) if block.shard == shard]
+    )

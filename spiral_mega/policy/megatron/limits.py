@@ -34,13 +34,14 @@ def _layout_problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterat
     context, moe_layers = layout.context_parallel, moe_layer_mask(hf)
     if world_size % (tensor * context * pipeline):
         yield (
-            f"tensor_parallel ({tensor}) times context_parallel ({context}) times pipeline_parallel ({pipeline}) ranks "
-            f"hold one replica, which does not divide {world_size} ranks: change one of them, or the number of ranks"
+            f"tensor_parallel ({tensor}) times context_parallel ({context}) times "
+            f"pipeline_parallel ({pipeline}) ranks hold one replica, which does not divide "
+            f"{world_size} ranks: change one of them, or the number of ranks"
         )
     elif (world_size // pipeline) % expert:
         yield (
-            f"expert_parallel is {expert}, which does not divide the {world_size // pipeline} ranks of a pipeline "
-            "stage: choose a divisor"
+            f"expert_parallel is {expert}, which does not divide the {world_size // pipeline} "
+            "ranks of a pipeline stage: choose a divisor"
         )
     sharded = ["num_attention_heads", "num_key_value_heads"]
     if not all(moe_layers):
@@ -54,8 +55,8 @@ def _layout_problems(hf: Any, layout: MegatronConfig, world_size: int) -> Iterat
     layers = hf.num_hidden_layers
     if layers < pipeline * layout.virtual_stages:
         yield (
-            f"pipeline_parallel ({pipeline}) times virtual_stages ({layout.virtual_stages}) is more than the model's "
-            f"{layers} layers: choose fewer stages"
+            f"pipeline_parallel ({pipeline}) times virtual_stages ({layout.virtual_stages}) is "
+            f"more than the model's {layers} layers: choose fewer stages"
         )
     if any(moe_layers):
         yield from _expert_problems(hf.num_experts, layout)
@@ -78,13 +79,14 @@ def _expert_problems(experts: int, layout: MegatronConfig) -> Iterator[str]:
         yield f"expert_parallel is {expert}, which does not divide the model's {experts} experts: choose a divisor"
     if tensor > 1 and expert == 1:
         yield (
-            f"tensor_parallel is {tensor} and expert_parallel 1: each of those ranks would have every expert, and "
-            "megatron-core would not sum their gradients: raise expert_parallel, or set tensor_parallel to 1"
+            f"tensor_parallel is {tensor} and expert_parallel 1: each of those ranks would have "
+            "every expert, and megatron-core would not sum their gradients: raise expert_parallel, "
+            "or set tensor_parallel to 1"
         )
     if tensor > 1 and not layout.sequence_parallel:
         yield (
-            "sequence_parallel is false, without which megatron-core does not train experts with tensor parallelism: "
-            "leave it out"
+            "sequence_parallel is false, without which megatron-core does not train experts with "
+            "tensor parallelism: leave it out"
         )
 
 
@@ -94,16 +96,17 @@ def _lora_problems(hf: Any, lora: LoraConfig | None, layout: MegatronConfig) -> 
     expert_targets = sorted({"gate_proj", "up_proj", "down_proj"} & set(lora.targets))
     if any(moe_layer_mask(hf)) and expert_targets:
         yield (
-            f"model.lora.targets names {', '.join(expert_targets)}, but the model has experts, whose adapters no "
-            "export could hold (transformers and peft treat a layer's experts as one tensor): leave these out"
+            f"model.lora.targets names {', '.join(expert_targets)}, but the model has experts, "
+            "whose adapters no export could hold (transformers and peft treat a layer's experts as "
+            "one tensor): leave these out"
         )
     if layout.spec == "te":
         yield (
-            "model.lora is set, but with policy.megatron.spec 'te' linears include the norm before them, so that "
-            "adapters would not see the linear's input: set spec to local"
+            "model.lora is set, but with policy.megatron.spec 'te' linears include the norm before "
+            "them, so that adapters would not see the linear's input: set spec to local"
         )
     if lora.targets == ["lm_head"] and layout.pipeline_parallel > 1:
         yield (
-            "model.lora.targets names lm_head alone, so that only the last stage would be trained: set "
-            "policy.megatron.pipeline_parallel=1, or name layers too"
+            "model.lora.targets names lm_head alone, so that only the last stage would be trained: "
+            "set policy.megatron.pipeline_parallel=1, or name layers too"
         )

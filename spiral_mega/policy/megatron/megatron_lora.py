@@ -50,7 +50,8 @@ class ShardedFactors(nn.Module):
         *,
         sequence_parallel: bool,
     ) -> None:
-        """Allocate shards of factors of the whole shapes `a` and `b`, on `ranks` tensor-parallel ranks.
+        """Allocate shards of factors of the whole shapes `a` and `b`, on `ranks` tensor-parallel
+        ranks.
 
         The factor that is sharded, and the one whose gradient comes from each rank's own rows only,
         are marked, so that megatron-core computes the gradient's norm and sum correctly.
@@ -159,7 +160,9 @@ class Adapters:
         if name not in self.updates:
             return shard
         factors = self.updates[name]
-        return torch.addmm(shard.float(), factors.B.detach()[: len(shard)], factors.A.detach(), alpha=self.scale)
+        return torch.addmm(
+            shard.float(), factors.B.detach()[: len(shard)], factors.A.detach(), alpha=self.scale
+        )
 
 
 def adapts_head(lora: LoraConfig | None) -> bool:
@@ -201,7 +204,9 @@ def _freeze(stage: Any) -> None:
     stage.requires_grad_(False)
     if stage.pre_process and stage.config.recompute_granularity is not None:
         # Recomputation gives no gradients to a layer none of whose inputs requires one.
-        stage.embedding.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_())
+        stage.embedding.register_forward_hook(
+            lambda _module, _inputs, output: output.requires_grad_()
+        )
 
 
 def _factor_mappings(mapping: ParamMapping, name: str) -> list[ParamMapping]:
@@ -231,8 +236,12 @@ def _attach(
     factors = {}
     for name in adapted:
         a, b = (initial[factor].shape for factor in factor_names(name))
-        factors[name] = ShardedFactors(mapping, a, b, weights.layout.tensor_size, sequence_parallel=sequence_parallel)
-    rows = [weights.shard(mapping, name).num_rows(weights.shapes[name]) for name in mapping.hf_names]
+        factors[name] = ShardedFactors(
+            mapping, a, b, weights.layout.tensor_size, sequence_parallel=sequence_parallel
+        )
+    rows = [
+        weights.shard(mapping, name).num_rows(weights.shapes[name]) for name in mapping.hf_names
+    ]
     if is_head:
         linear.lora = ParallelLoraHead(mapping, rows, factors, weights, scale)
     else:
@@ -275,7 +284,9 @@ def _initial_factors(twin: Any, lora: LoraConfig, seed: int) -> dict[str, torch.
     """
     for module in twin.modules():
         if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(torch.zeros(()).expand(module.weight.shape), requires_grad=False)
+            module.weight = nn.Parameter(
+                torch.zeros(()).expand(module.weight.shape), requires_grad=False
+            )
     factors = {}
     for name, parameter in add_lora(twin, lora, seed).named_parameters():
         if ".lora_" in name:
@@ -296,7 +307,9 @@ def _module_name(weight: str) -> str:
 @contextmanager
 def adapters_off(stages: Sequence[nn.Module]) -> Iterator[None]:
     """Disable the adapters of `stages` within this block."""
-    layers = [module for stage in stages for module in stage.modules() if isinstance(module, ParallelLora)]
+    layers = [
+        module for stage in stages for module in stage.modules() if isinstance(module, ParallelLora)
+    ]
     try:
         for layer in layers:
             layer.disabled = True

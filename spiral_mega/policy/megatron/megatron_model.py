@@ -48,7 +48,9 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
         # The rotation is computed in float32 and rounded, as in transformers.
         cos, sin = self.rotary(torch.empty(0, dtype=self.config.params_dtype), batch.position_ids)
         hidden = self.decoder(
-            hidden_states=self.embedding(batch.input_ids, batch.position_ids) if self.pre_process else None,
+            hidden_states=self.embedding(batch.input_ids, batch.position_ids)
+            if self.pre_process
+            else None,
             attention_mask=None,
             packed_seq_params=TreeParams(shard, cos[0], sin[0]),
         )
@@ -69,7 +71,11 @@ class TreeGPTModel(GPTModel):  # type: ignore[misc]
             hidden = gather_from_sequence_parallel_region(
                 hidden, tensor_parallel_output_grad=False, group=self.layout.tensor_group
             )
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        weight = (
+            self.shared_embedding_or_output_weight()
+            if self.share_embeddings_and_output_weights
+            else None
+        )
         rows = hidden[:, 0][shard.batch.logit_indices]
         lora = getattr(self.output_layer, "lora", None)
         return linear_logprob(
@@ -119,7 +125,9 @@ def build_model(
     weights = _load_weights(model_config.path, stages, mappings, hf_config, layout, tied=tied)
     if lora is None:
         return MegatronModel(stages, weights, None)
-    return MegatronModel(stages, weights, add_adapters(stages, twin, mappings, lora, config.run.seed, weights))
+    return MegatronModel(
+        stages, weights, add_adapters(stages, twin, mappings, lora, config.run.seed, weights)
+    )
 
 
 def _build_stages(
@@ -138,7 +146,9 @@ def _build_stages(
         virtual_stage = number if count > 1 else None
         model = TreeGPTModel(
             megatron_config,
-            decoder_spec(megatron_config, attention, virtual_stage, transformer_engine=transformer_engine),
+            decoder_spec(
+                megatron_config, attention, virtual_stage, transformer_engine=transformer_engine
+            ),
             vocab_size=-(-vocabulary // layout.tensor_size) * layout.tensor_size,
             max_sequence_length=hf_config.max_position_embeddings,
             pre_process=layout.first_stage and number == 0,
@@ -176,7 +186,9 @@ def _load_weights(
     assert reader is not None
     weights = None
     try:
-        parameters = by_global_name(stages, layout, lambda stage: stage.named_parameters(remove_duplicate=False))
+        parameters = by_global_name(
+            stages, layout, lambda stage: stage.named_parameters(remove_duplicate=False)
+        )
         groups = hf_config.num_key_value_heads // layout.tensor_size
         weights = ShardMap(parameters, mappings, reader.shape, layout, groups, tied=tied)
     except ValueError as error:  # on every rank: mappings and files are the same everywhere
@@ -196,5 +208,6 @@ def _raise_together(path: str, problem: str) -> None:
     """Raise UserError on every rank if one has a `problem`. Collective."""
     if problems := [each for each in gather_objects(problem) if each]:
         raise UserError(
-            f"the weights at model.path {path!r} do not load ({problems[0]}): copy the model again, or name another"
+            f"the weights at model.path {path!r} do not load ({problems[0]}): copy the model "
+            "again, or name another"
         )

@@ -27,12 +27,15 @@ from spiral_mega.policy.megatron.megatron_weights import LocalParam, ShardMap
 
 def wrap_ddp(stages: list[TreeGPTModel]) -> list[DistributedDataParallel]:
     """Wrap stages in flat gradient buffers, summed over replicas and not averaged (calculate_per_token_loss)."""
-    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True
+    )
     return [DistributedDataParallel(stage.config, settings, stage).train() for stage in stages]
 
 
 class OptimizerShard(NamedTuple):
-    """This rank's part of a parameter: the flat range [start, stop), as the `main` parameter of `optimizer`.
+    """This rank's part of a parameter: the flat range [start, stop), as the `main` parameter of
+    `optimizer`.
 
     `main` is None if the rank has none of it.
     """
@@ -97,7 +100,9 @@ class DistributedAdamW:
 
     def state_dict(self, shards: ShardMap) -> dict[str, Any]:
         """Return float32 weights and moments by Hugging Face name, as pieces on this rank (checkpoint_state.py)."""
-        state: dict[str, dict[str, TensorPieces]] = {kind: {} for kind in ("param", "exp_avg", "exp_avg_sq")}
+        state: dict[str, dict[str, TensorPieces]] = {
+            kind: {} for kind in ("param", "exp_avg", "exp_avg_sq")
+        }
         for local in shards.local_params:
             optimizer, main, start, stop = self.local_shard(local.parameter)
             if main is None:
@@ -173,9 +178,15 @@ def _named_pieces(
     """
     named = {}
     for number, name in enumerate(mapping.hf_names):
-        pieces = [_piece(shards, mapping, name, rectangle, values) for shard, rectangle in found if shard == number]
+        pieces = [
+            _piece(shards, mapping, name, rectangle, values)
+            for shard, rectangle in found
+            if shard == number
+        ]
         if pieces:
-            named[name] = TensorPieces(shards.shapes[name], pieces, saves=shards.is_source(mapping, name))
+            named[name] = TensorPieces(
+                shards.shapes[name], pieces, saves=shards.is_source(mapping, name)
+            )
     return named
 
 

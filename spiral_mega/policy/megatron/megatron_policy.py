@@ -91,8 +91,12 @@ class MegatronPolicy:
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.inner.zero_grad()
-        reference = iter(self._reference_logprobs(microbatches) if self.reference is not None else [])
-        self._run_schedule(microbatches, partial(self._loss, totals, reference), self.stages, forward_only=False)
+        reference = iter(
+            self._reference_logprobs(microbatches) if self.reference is not None else []
+        )
+        self._run_schedule(
+            microbatches, partial(self._loss, totals, reference), self.stages, forward_only=False
+        )
         norm, lr = self.optimizer.grad_norm(), self.optimizer.lr
         skipped = not math.isfinite(norm)
         if skipped:
@@ -117,7 +121,9 @@ class MegatronPolicy:
         last_stage_logprobs = self._forward_logprobs(microbatches, self.stages)
         own_rank = dist.get_rank(self.layout.replica_group)
         by_key: dict[SequenceKey, torch.Tensor] = {}
-        for part, logprobs in zip(parts, self._share_logprobs(parts, last_stage_logprobs), strict=True):
+        for part, logprobs in zip(
+            parts, self._share_logprobs(parts, last_stage_logprobs), strict=True
+        ):
             if part.owner == own_rank:
                 lengths = [sum(s.loss_mask()) for s in part.sequences]
                 keys = [s.key for s in part.sequences]
@@ -133,7 +139,9 @@ class MegatronPolicy:
         adapters = self.model.adapters
         transform = adapters.merge if merge and adapters is not None else None
         dtype = dtype or self.megatron_config.params_dtype
-        return self.model.weights.stream(torch.Tensor.detach, dtype, self._bucket_bytes(), transform)
+        return self.model.weights.stream(
+            torch.Tensor.detach, dtype, self._bucket_bytes(), transform
+        )
 
     def adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.model.trained.stream(torch.Tensor.detach, torch.float32, self._bucket_bytes())
@@ -206,7 +214,9 @@ class MegatronPolicy:
         path = reference_path(self.config)
         if path is None:
             return self.stages
-        other = build_model(self.config, ModelConfig(path=path), read_model_config(path), self.layout, runtime)
+        other = build_model(
+            self.config, ModelConfig(path=path), read_model_config(path), self.layout, runtime
+        )
         return [stage.requires_grad_(False).eval() for stage in other.stages]
 
     @torch.no_grad()
@@ -274,7 +284,9 @@ class MegatronPolicy:
             output.entropy[batch.gather_indices],
         )
         reference_logprobs = next(reference, None)  # stages take the micro-batches in order
-        loss = weighted_loss(logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference_logprobs)
+        loss = weighted_loss(
+            logprobs, entropy, batch, self.loss_fn, totals, self.regularizers, reference_logprobs
+        )
         return _schedule_loss(loss)
 
 

@@ -52,7 +52,11 @@ class ShardReader:
     def __init__(self, path: str, *, tied: bool) -> None:
         folder = Path(path)
         if not folder.is_dir():
-            folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.safetensors.index.json"]))
+            folder = Path(
+                snapshot_download(
+                    path, allow_patterns=["*.safetensors", "*.safetensors.index.json"]
+                )
+            )
         index = folder / INDEX
         if index.exists():
             files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -184,7 +188,9 @@ class ShardMap:
         returns what is broadcast. Collective: every rank must iterate to the end, and gets all
         tensors.
         """
-        for bucket in make_buckets(self.shapes, partial(self._num_bytes, dtype=dtype), bucket_bytes):
+        for bucket in make_buckets(
+            self.shapes, partial(self._num_bytes, dtype=dtype), bucket_bytes
+        ):
             gathering = [self._start_gathering(name, value_of, dtype, transform) for name in bucket]
             for each in gathering:
                 whole = each.wait()
@@ -201,7 +207,9 @@ class ShardMap:
 
     def shard(self, mapping: ParamMapping, name: str) -> ShardRange:
         """Return what this rank has of the Hugging Face tensor `name`, one of the mapping's."""
-        return shard_range(mapping, self.shapes[name], self.layout.tensor_rank, self.layout.tensor_size)
+        return shard_range(
+            mapping, self.shapes[name], self.layout.tensor_rank, self.layout.tensor_size
+        )
 
     def row_blocks(self, mapping: ParamMapping) -> list[RowBlock]:
         """List the rows of this rank's parameter in order."""
@@ -210,7 +218,9 @@ class ShardMap:
 
     def _find_senders(self) -> dict[str, dict[ShardRange, int]]:
         """For each tensor and shard, the lowest rank that has it. Collective."""
-        own_shards = {name: self.shard(local.mapping, name) for name, local in self._local_shards.items()}
+        own_shards = {
+            name: self.shard(local.mapping, name) for name, local in self._local_shards.items()
+        }
         senders: dict[str, dict[ShardRange, int]] = {name: {} for name in self.shapes}
         for rank, shards in enumerate(gather_objects(own_shards)):
             for name, shard in shards.items():
@@ -233,13 +243,17 @@ class ShardMap:
         for shard, sender in senders.items():
             buffer = whole if shard.dim is None else whole[shard.start : shard.stop]
             if shard.dim == 1:  # columns are not contiguous: they travel in a buffer of their own
-                buffer = torch.empty(whole.shape[0], shard.stop - shard.start, dtype=dtype, device=device)
+                buffer = torch.empty(
+                    whole.shape[0], shard.stop - shard.start, dtype=dtype, device=device
+                )
             if not buffer.numel():
                 continue
             if sender == own_rank:
                 assert own_value is not None
                 buffer.copy_(own_value)
-            receiving.append(_Receiving(dist.broadcast(buffer, sender, async_op=True), shard, buffer))
+            receiving.append(
+                _Receiving(dist.broadcast(buffer, sender, async_op=True), shard, buffer)
+            )
         return _Gathering(name, whole, receiving)
 
     def _num_bytes(self, name: str, dtype: torch.dtype) -> int:
@@ -249,14 +263,17 @@ class ShardMap:
 def by_global_name(
     stages: Sequence[Any], layout: ParallelLayout, named: Callable[[Any], Iterable[tuple[str, Any]]]
 ) -> dict[str, Any]:
-    """Collect what `named` lists of each of a rank's stages (parameters or modules), by the names in the mappings.
+    """Collect what `named` lists of each of a rank's stages (parameters or modules), by the names
+    in the mappings.
 
     These number layers and experts over the whole model, whereas megatron-core numbers those of a
     stage or rank.
     """
     found = {}
     for stage in stages:
-        layers = {str(i): str(layer.layer_number - 1) for i, layer in enumerate(stage.decoder.layers)}
+        layers = {
+            str(i): str(layer.layer_number - 1) for i, layer in enumerate(stage.decoder.layers)
+        }
         for name, each in named(stage):
             words = to_local_name(name).split(".")
             if words[:2] == ["decoder", "layers"] and len(words) > 2:

@@ -39,17 +39,22 @@ class RmsNorm(nn.Module):
         super().__init__()
         self.eps = eps
         device = torch.cuda.current_device()
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.weight = nn.Parameter(
+            torch.ones(hidden_size, dtype=config.params_dtype, device=device)
+        )
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return self.weight * (
+            wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        ).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeParams:
-    """What attention needs to know about a micro-batch: its tree, and the rotation of each row (cos, sin [Q, D]).
+    """What attention needs to know about a micro-batch: its tree, and the rotation of each row
+    (cos, sin [Q, D]).
 
     Passed in place of megatron-core's PackedSeqParams, of which the layers read only `qkv_format`.
     """

@@ -65,20 +65,24 @@ def init_layout(config: MegatronConfig, seed: int) -> ParallelLayout:
         torch.empty(0, device=torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"policy.backend is 'megatron', and megatron-core computes on GPUs only ({error}): use policy.backend=fsdp "
-            "here; its tests and the demo run it on CPU by python -m tests.support.megatron_on_cpu "
-            "(docs/design/megatron.md)"
+            f"policy.backend is 'megatron', and megatron-core computes on GPUs only ({error}): use "
+            "policy.backend=fsdp here; its tests and the demo run it on CPU by python -m "
+            "tests.support.megatron_on_cpu (docs/design/megatron.md)"
         ) from error
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor_parallel,
         pipeline_model_parallel_size=config.pipeline_parallel,
-        virtual_pipeline_model_parallel_size=config.virtual_stages if config.virtual_stages > 1 else None,
+        virtual_pipeline_model_parallel_size=config.virtual_stages
+        if config.virtual_stages > 1
+        else None,
         context_parallel_size=config.context_parallel,
         expert_model_parallel_size=config.expert_parallel,
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(seed % 2**31)  # its layers draw from it, though dropout is off
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed % 2**31
+    )  # its layers draw from it, though dropout is off
     replica = parallel_state.get_data_parallel_rank()
     return ParallelLayout(
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),

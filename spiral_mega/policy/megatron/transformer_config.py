@@ -32,7 +32,9 @@ def transformer_config(hf: Any, config: Config) -> TransformerConfig:
         }
     pipeline: dict[str, Any] = {}
     if layout.pipeline_parallel > 1:
-        pipeline = {"pipeline_model_parallel_layout": _pipeline_layout(hf.num_hidden_layers, layout)}
+        pipeline = {
+            "pipeline_model_parallel_layout": _pipeline_layout(hf.num_hidden_layers, layout)
+        }
     if layout.virtual_stages > 1:
         # Send one by one: in batches, stages that send to each other at the same time would
         # deadlock.

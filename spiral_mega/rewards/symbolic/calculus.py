@@ -44,9 +44,19 @@ _TO_SYMPY: dict[str, Callable[..., Any]] = {
     "arcsin": sympy.asin,
     "arccos": sympy.acos,
     "arctan": sympy.atan,
-    **{name: getattr(sympy, name) for name in sorted(vocabulary("sin cos tan cot sec csc sinh cosh tanh coth floor"))},
+    **{
+        name: getattr(sympy, name)
+        for name in sorted(vocabulary("sin cos tan cot sec csc sinh cosh tanh coth floor"))
+    },
 }
-_FROM_SYMPY = {"log": "ln", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "Abs": "abs", "binomial": "binom"}
+_FROM_SYMPY = {
+    "log": "ln",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "Abs": "abs",
+    "binomial": "binom",
+}
 _SYMPY_CONSTANTS: dict[Node, Any] = {
     Symbol("pi"): sympy.pi,
     Symbol("e"): sympy.E,
@@ -57,7 +67,8 @@ _CONSTANT_NODES: dict[Any, Node] = {value: node for node, value in _SYMPY_CONSTA
 
 
 def may_equal(left: Node, right: Node) -> bool:
-    """Whether two expressions without variables agree to a few digits. Raises AnswerError if one cannot be computed.
+    """Whether two expressions without variables agree to a few digits. Raises AnswerError if one
+    cannot be computed.
 
     Much cheaper than `exact`, so that a wrong answer does not cost an integration.
     """
@@ -79,7 +90,9 @@ def exact(node: Node) -> Node:
     if node.function == "int":
         return _from_sympy(sympy.integrate(body, (variable, *bounds)))
     if node.function == "lim":
-        return _from_sympy(sympy.limit(body, variable, bounds[0], "+-" if bounds[0].is_finite else "+"))
+        return _from_sympy(
+            sympy.limit(body, variable, bounds[0], "+-" if bounds[0].is_finite else "+")
+        )
     total = sympy.summation if node.function == "sum" else sympy.product
     return _from_sympy(sympy.simplify(total(body, (variable, *bounds))))
 
@@ -94,10 +107,14 @@ class _Approximator(Evaluator):
         assert isinstance(variable, Symbol)
 
         def at(argument: Any) -> Value:
-            return numeric(_Approximator({**self._point, variable.name: argument}, real=True).value(body))
+            return numeric(
+                _Approximator({**self._point, variable.name: argument}, real=True).value(body)
+            )
 
         if node.function == "lim":
-            return at(1 / _STEP if bounds[0] == INFINITY else numeric(self.value(bounds[0])) + _STEP)
+            return at(
+                1 / _STEP if bounds[0] == INFINITY else numeric(self.value(bounds[0])) + _STEP
+            )
         ends = [self._end(bound) for bound in bounds]
         if node.function == "int":
             return mp.quad(at, ends)

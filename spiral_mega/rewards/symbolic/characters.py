@@ -80,7 +80,10 @@ _SIGNS = {
 }
 _LATEX = {character: latex for latex, characters in _SIGNS.items() for character in characters}
 _OVERLINED = re.compile("(?:\\d\u0305)+")
-_SCRIPTS = {"<super": ("^{", "\x01}"), "<sub": ("_{", "\x02}")}  # the marks say which neighbours are one script
+_SCRIPTS = {
+    "<super": ("^{", "\x01}"),
+    "<sub": ("_{", "\x02}"),
+}  # the marks say which neighbours are one script
 
 
 @lru_cache(maxsize=1024)

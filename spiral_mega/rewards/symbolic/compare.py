@@ -1,6 +1,7 @@
 """Is an answer right, given the gold answer? Each kind of answer is compared in its own way.
 
-Not symmetrical: a gold answer without a unit or a name is right with any, and one with a name needs none.
+Not symmetrical: a gold answer without a unit or a name is right with any, and one with a name needs
+none.
 """
 
 from __future__ import annotations
@@ -89,13 +90,17 @@ def _same_choice(gold: Answer, given: Answer) -> bool:
     if gold_letter and given_letter:
         contradicts = gold_content and given_content and not same(gold_content, given_content)
         return gold_letter == given_letter and not contradicts
-    return gold_content is not None and given_content is not None and same(gold_content, given_content)
+    return (
+        gold_content is not None and given_content is not None and same(gold_content, given_content)
+    )
 
 
 def _letter(answer: Answer) -> str:
     if isinstance(answer, Choice):
         return answer.letter
-    is_letter = isinstance(answer, Value) and isinstance(answer.node, Symbol) and len(answer.node.name) == 1
+    is_letter = (
+        isinstance(answer, Value) and isinstance(answer.node, Symbol) and len(answer.node.name) == 1
+    )
     return answer.node.name if is_letter else ""  # type: ignore[union-attr]
 
 
@@ -112,7 +117,9 @@ def _is_set(answer: Answer) -> bool:
         return not answer.opening and bool(answer.items) and all(map(_is_set, answer.items))
     if isinstance(answer, Relation):
         return is_inequality(answer) or answer.signs == ("in",)
-    return isinstance(answer, SetOperation) or (isinstance(answer, Unread) and answer.spelling.startswith("\\mathbb"))
+    return isinstance(answer, SetOperation) or (
+        isinstance(answer, Unread) and answer.spelling.startswith("\\mathbb")
+    )
 
 
 def _same_set(gold: Answer, given: Answer) -> bool:
@@ -124,8 +131,14 @@ def _same_set(gold: Answer, given: Answer) -> bool:
     for left, right in ((gold, given), (given, gold)):
         if isinstance(left, Relation) and left.signs == ("in",) and not isinstance(right, Relation):
             return same(left.sides[1], right) if left is gold else same(right, left.sides[1])
-    if isinstance(gold, SetOperation) and isinstance(given, SetOperation) and gold.sign == given.sign:
-        return _all_same(gold.parts, given.parts) or (gold.sign != "setminus" and _unordered(gold.parts, given.parts))
+    if (
+        isinstance(gold, SetOperation)
+        and isinstance(given, SetOperation)
+        and gold.sign == given.sign
+    ):
+        return _all_same(gold.parts, given.parts) or (
+            gold.sign != "setminus" and _unordered(gold.parts, given.parts)
+        )
     if isinstance(gold, Sequence) and isinstance(given, Sequence):
         return _unordered(gold.items, given.items)
     if isinstance(gold, Relation) and isinstance(given, Relation):
@@ -170,7 +183,11 @@ def _same_equation(gold: Answer, given: Answer) -> bool:
 
 def _gives_name(equation: Relation) -> bool:
     """Whether an equation only names a value (or, as 5 = 5, not even that), so that the value alone says the same."""
-    return is_name(equation.sides[0]) or is_name(equation.sides[-1]) or not _has_symbols(equation.sides[0])
+    return (
+        is_name(equation.sides[0])
+        or is_name(equation.sides[-1])
+        or not _has_symbols(equation.sides[0])
+    )
 
 
 def _has_symbols(answer: Answer) -> bool:
@@ -179,7 +196,9 @@ def _has_symbols(answer: Answer) -> bool:
 
 def _same_equations(gold: Relation, given: Relation) -> bool:
     """The same value for the same name, or differences of both sides that are in a constant ratio."""
-    if _names_agree(gold, given) and any(same(value, other) for value in stated(gold) for other in stated(given)):
+    if _names_agree(gold, given) and any(
+        same(value, other) for value in stated(gold) for other in stated(given)
+    ):
         return True
     differences = [_difference(equation) for equation in (gold, given)]
     if differences[0] is None or differences[1] is None:
@@ -269,7 +288,11 @@ def _unordered(golds: Ordered[Answer], givens: Ordered[Answer]) -> bool:
 
 def _as_tuple(answer: Answer) -> Answer:
     """A vector as a tuple."""
-    if isinstance(answer, Matrix) and answer.environment.endswith("matrix") and answer.environment[0] not in "vV":
+    if (
+        isinstance(answer, Matrix)
+        and answer.environment.endswith("matrix")
+        and answer.environment[0] not in "vV"
+    ):
         if len(answer.rows) == 1:
             return Sequence(answer.rows[0], "langle", "rangle")
         if all(len(row) == 1 for row in answer.rows):
@@ -283,10 +306,17 @@ def _as_tuple(answer: Answer) -> Answer:
 def _same_ratio(gold: Answer, given: Answer) -> bool:
     if isinstance(gold, Ratio) and isinstance(given, Ratio):
         if _is_time(gold) or given.half:
-            return gold.terms == given.terms and (not gold.half or not given.half or gold.half == given.half)
+            return gold.terms == given.terms and (
+                not gold.half or not given.half or gold.half == given.half
+            )
         return len(gold.terms) == len(given.terms) and _proportional_terms(gold.terms, given.terms)
     ratio, value = (gold, given) if isinstance(gold, Ratio) else (given, gold)
-    if not isinstance(ratio, Ratio) or not isinstance(value, Value) or len(ratio.terms) != 2 or _is_time(ratio):
+    if (
+        not isinstance(ratio, Ratio)
+        or not isinstance(value, Value)
+        or len(ratio.terms) != 2
+        or _is_time(ratio)
+    ):
         return False
     quotient = Apply("div", ratio.terms)
     return equal(quotient, value.node) if ratio is gold else equal(value.node, quotient)
@@ -319,7 +349,8 @@ def _same_matrix(gold: Matrix, given: Matrix) -> bool:
         return False
     if gold.environment == "cases":
         return _unordered(
-            [Sequence(row, "(", ")") for row in gold.rows], [Sequence(row, "(", ")") for row in given.rows]
+            [Sequence(row, "(", ")") for row in gold.rows],
+            [Sequence(row, "(", ")") for row in given.rows],
         )
     return all(_all_same(*rows) for rows in zip(gold.rows, given.rows, strict=True))
 

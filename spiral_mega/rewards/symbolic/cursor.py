@@ -97,4 +97,6 @@ class Cursor:
 
 def _part(token: Token, part: slice) -> Token:
     text = token.text[part]
-    return token._replace(text=text, value=Fraction(int(text)) if token.kind is Kind.NUMBER else None)
+    return token._replace(
+        text=text, value=Fraction(int(text)) if token.kind is Kind.NUMBER else None
+    )

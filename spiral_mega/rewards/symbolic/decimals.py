@@ -1,7 +1,8 @@
-"""When a decimal stands for a number: exactly, to six decimal places or more, or but for floating-point noise.
+"""When a decimal stands for a number: exactly, to six decimal places or more, or but for
+floating-point noise.
 
-0.333333 is 1/3 and 0.3333 is not; 1.0 is not 1 - 2^-98, and neither is 0.999999999: a rounding says nothing about a
-number that is itself almost an integer.
+0.333333 is 1/3 and 0.3333 is not; 1.0 is not 1 - 2^-98, and neither is 0.999999999: a rounding says
+nothing about a number that is itself almost an integer.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def decimal(node: Node) -> Decimal | None:
     if node.function == "neg":
         inner = decimal(node.arguments[0])
         return None if inner is None else inner._replace(value=-inner.value)
-    if node.function != "mul" or not isinstance(node.arguments[0], Number) or node.arguments[0].places is None:
+    if (
+        node.function != "mul"
+        or not isinstance(node.arguments[0], Number)
+        or node.arguments[0].places is None
+    ):
         return None
     power = _power_of_ten(node.arguments[1])
     if power is None:
@@ -77,13 +82,21 @@ def _decimal(value: Fraction, places: int) -> Decimal:
 def _power_of_ten(node: Node) -> int | None:
     if node == Number(Fraction(10)):
         return 1
-    if not isinstance(node, Apply) or node.function != "pow" or node.arguments[0] != Number(Fraction(10)):
+    if (
+        not isinstance(node, Apply)
+        or node.function != "pow"
+        or node.arguments[0] != Number(Fraction(10))
+    ):
         return None
     exponent = node.arguments[1]
     sign = 1
     if isinstance(exponent, Apply) and exponent.function == "neg":
         sign, exponent = -1, exponent.arguments[0]
-    if not isinstance(exponent, Number) or exponent.value.denominator != 1 or abs(exponent.value) > 999:
+    if (
+        not isinstance(exponent, Number)
+        or exponent.value.denominator != 1
+        or abs(exponent.value) > 999
+    ):
         return None
     return sign * exponent.value.numerator
 
@@ -92,7 +105,11 @@ def _close_decimals(first: Decimal, second: Decimal) -> bool:
     """Whether the longer one rounds, or is cut off, to the shorter one, or is it with the noise of a float."""
     short, long = sorted((first, second), key=lambda one: one.places)
     noise = _FLOAT_NOISE * abs(short.value)
-    if long.digits >= _FLOAT_DIGITS and short.digits <= _SHORT_DIGITS and abs(short.value - long.value) <= noise:
+    if (
+        long.digits >= _FLOAT_DIGITS
+        and short.digits <= _SHORT_DIGITS
+        and abs(short.value - long.value) <= noise
+    ):
         return True
     return _is_precise(short) and _rounds_to(long.value, short)
 
@@ -106,7 +123,10 @@ def _stands_for(rounded: Decimal, node: Node) -> bool:
     except AnswerError:
         return False
     from_integer = abs(value - round(value))
-    return _rounds_to(value, rounded) and abs(value - rounded.value) * _FAR_FROM_INTEGER <= from_integer
+    return (
+        _rounds_to(value, rounded)
+        and abs(value - rounded.value) * _FAR_FROM_INTEGER <= from_integer
+    )
 
 
 def _rounds_to(value: Fraction, rounded: Decimal) -> bool:

@@ -1,8 +1,8 @@
 """Are two expressions equal, as functions of their variables?
 
-They are when they are equal at points chosen at random once and for all (a polynomial that is zero at random points is
-zero, by Schwartz and Zippel); at each the two numbers are compared exactly. Each variable is the same letter, in the
-same case, with the same subscripts and primes, in both.
+They are when they are equal at points chosen at random once and for all (a polynomial that is zero
+at random points is zero, by Schwartz and Zippel); at each the two numbers are compared exactly.
+Each variable is the same letter, in the same case, with the same subscripts and primes, in both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _BITS = 192
 def equal(gold: Node, given: Node) -> bool:
     """Whether two expressions are equal. What cannot be decided counts as different.
 
-    With variables, `gold` must not be a constant in disguise (x/x): anything of the kind would be equal to it.
+    With variables, `gold` must not be a constant in disguise (x/x): anything of the kind would be
+    equal to it.
     """
     try:
         names = free_symbols(gold)
@@ -68,7 +69,8 @@ def equal(gold: Node, given: Node) -> bool:
 def proportional(gold: Node, given: Node, positive: bool) -> bool:
     """Whether gold = c given for a constant c other than zero; with `positive`, for one above zero.
 
-    An expression that is constant, such as the difference of the sides of N = N, is proportional to none.
+    An expression that is constant, such as the difference of the sides of N = N, is proportional to
+    none.
     """
     names = free_symbols(gold)
     if not names or names != free_symbols(given):
@@ -85,7 +87,9 @@ def proportional(gold: Node, given: Node, positive: bool) -> bool:
 def is_constant(node: Node) -> bool:
     """Whether an expression has the same value wherever it has one, as x/x and N - N have."""
     values = [here for here in _at_points(node) if _is_defined(here)]
-    return len(values) > 1 and all(equal_at(values[0], value, {}, real=False) for value in values[1:])
+    return len(values) > 1 and all(
+        equal_at(values[0], value, {}, real=False) for value in values[1:]
+    )
 
 
 def sign(node: Node) -> int:
@@ -117,10 +121,18 @@ def _equal_numbers(gold: Node, given: Node) -> bool:
 def _equal_functions(gold: Node, given: Node, names: frozenset[str]) -> bool:
     """Equal at real points; at integers if they step, or have no values between; among the complex numbers with i."""
     if (functions(gold) | functions(given)) & _STEPS:
-        at_integers = _equal_at_points(gold, given, _step_points(names), real=True, plenty=48) is True
-        return at_integers and not _rounds_integers_only(gold, names) and not _rounds_integers_only(given, names)
+        at_integers = (
+            _equal_at_points(gold, given, _step_points(names), real=True, plenty=48) is True
+        )
+        return (
+            at_integers
+            and not _rounds_integers_only(gold, names)
+            and not _rounds_integers_only(given, names)
+        )
     if has_imaginary_unit(gold) or has_imaginary_unit(given):
-        return _equal_at_points(gold, given, _real_points(names), real=False, plenty=_PLENTY) is True
+        return (
+            _equal_at_points(gold, given, _real_points(names), real=False, plenty=_PLENTY) is True
+        )
     for points in (_real_points(names), _integer_points(names)):
         decided = _equal_at_points(gold, given, points, real=True, plenty=_PLENTY)
         if decided is not None:
@@ -132,7 +144,10 @@ def _rounds_integers_only(node: Node, names: frozenset[str]) -> bool:
     """Whether rounding in an expression changes nothing at integers, as in floor(x), which is not x."""
     if not functions(node) & _ROUNDING:
         return False
-    return _equal_at_points(node, _without_rounding(node), _step_points(names), real=True, plenty=48) is True
+    return (
+        _equal_at_points(node, _without_rounding(node), _step_points(names), real=True, plenty=48)
+        is True
+    )
 
 
 def _without_rounding(node: Node) -> Node:
@@ -142,10 +157,14 @@ def _without_rounding(node: Node) -> Node:
     return arguments[0] if node.function in _ROUNDING else Apply(node.function, arguments)
 
 
-def _equal_at_points(gold: Node, given: Node, points: Iterable[Point], real: bool, plenty: int) -> bool | None:
-    """Whether they are equal at `plenty` points where both have values, or at all; None if these are too few.
+def _equal_at_points(
+    gold: Node, given: Node, points: Iterable[Point], real: bool, plenty: int
+) -> bool | None:
+    """Whether they are equal at `plenty` points where both have values, or at all; None if these
+    are too few.
 
-    `given` may lack values where `gold` has them (2 ln x and ln x^2), but not at more than half of these points.
+    `given` may lack values where `gold` has them (2 ln x and ln x^2), but not at more than half of
+    these points.
     """
     agreed = missing = 0
     for point in points:
@@ -215,7 +234,10 @@ def _step_points(names: frozenset[str]) -> tuple[Point, ...]:
 
 
 def _real_point(names: frozenset[str], index: int, scale: Fraction) -> Point:
-    return {name: scale * Fraction(1 + _hash(name, index) % (_DENOMINATOR - 2), _DENOMINATOR) for name in names}
+    return {
+        name: scale * Fraction(1 + _hash(name, index) % (_DENOMINATOR - 2), _DENOMINATOR)
+        for name in names
+    }
 
 
 def _integer_point(names: frozenset[str], index: int) -> Point:

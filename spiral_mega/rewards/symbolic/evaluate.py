@@ -1,7 +1,8 @@
-"""The value of an expression at a point: an exact fraction where arithmetic gives one, else a number of mpmath.
+"""The value of an expression at a point: an exact fraction where arithmetic gives one, else a
+number of mpmath.
 
-The precision is mpmath's working precision (`mp.workprec`), which the caller sets. Sizes are bounded before anything
-is computed: what would take more than MAX_BITS bits raises AnswerError.
+The precision is mpmath's working precision (`mp.workprec`), which the caller sets. Sizes are
+bounded before anything is computed: what would take more than MAX_BITS bits raises AnswerError.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from spiral_mega.rewards.symbolic.nodes import UNKNOWN_FUNCTION, Apply, Node, Nu
 MAX_BITS = 1 << 18
 _MAX_FACTORIAL = 5_000
 _MAX_TERMS = 2_000
-_ODD_ROOTS = frozenset({3, 5, 7, 9, 11, 13, 15})  # larger denominators are values of variables, as in (-1)^n
+_ODD_ROOTS = frozenset(
+    {3, 5, 7, 9, 11, 13, 15}
+)  # larger denominators are values of variables, as in (-1)^n
 _MAX_EXPONENT_BITS = 17  # of an argument of exp: the result has 2^17 bits before the point
 
 Float = Any  # a real (mpf) or complex (mpc) number of mpmath, which has no types
@@ -98,7 +101,11 @@ class Evaluator:
         """Odd roots of negative numbers are real: the cube root of -8 is -2."""
         if base == 0 and exponent > 0:
             return Fraction(0)
-        if base == 0 or not isinstance(exponent, Fraction) or exponent.denominator not in _ODD_ROOTS:
+        if (
+            base == 0
+            or not isinstance(exponent, Fraction)
+            or exponent.denominator not in _ODD_ROOTS
+        ):
             raise UndefinedError("a power of a negative number")
         size = mp.power(numeric(-base), numeric(exponent))
         return -size if exponent.numerator % 2 else size
@@ -164,7 +171,11 @@ def _integer_power(base: Value, exponent: int) -> Value:
 def _exact_root(base: Fraction, exponent: Fraction) -> Fraction | None:
     """base^exponent if it is rational and small enough to tell at once."""
     degree = exponent.denominator
-    if base <= 0 or degree > 64 or max(base.numerator.bit_length(), base.denominator.bit_length()) > 2_000:
+    if (
+        base <= 0
+        or degree > 64
+        or max(base.numerator.bit_length(), base.denominator.bit_length()) > 2_000
+    ):
         return None
     top, bottom = _integer_root(base.numerator, degree), _integer_root(base.denominator, degree)
     if top is None or bottom is None:
@@ -222,7 +233,11 @@ def _double_factorial(argument: Fraction) -> Fraction:
 def _binomial(top: Value, bottom: Value) -> Value:
     if isinstance(top, mpc) or isinstance(bottom, mpc):
         raise UndefinedError("a binomial of complex numbers")
-    if isinstance(top, Fraction) and isinstance(bottom, Fraction) and top.denominator == bottom.denominator == 1:
+    if (
+        isinstance(top, Fraction)
+        and isinstance(bottom, Fraction)
+        and top.denominator == bottom.denominator == 1
+    ):
         if not 0 <= top <= 20_000:
             raise UndefinedError("a binomial out of range")
         return Fraction(comb(top.numerator, bottom.numerator)) if bottom >= 0 else Fraction(0)
@@ -272,7 +287,10 @@ def _product(values: list[Value]) -> Value:
     for value in values:
         exact = isinstance(result, Fraction) and isinstance(value, Fraction)
         result = result * value if exact else numeric(result) * numeric(value)
-        if isinstance(result, Fraction) and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
+        if (
+            isinstance(result, Fraction)
+            and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS
+        ):
             raise AnswerError("a number of too many digits")
     return result
 
@@ -328,7 +346,19 @@ _NUMERIC: dict[str, Callable[..., Value]] = {
     "arccsc": mp.acsc,
     **{
         name: _bounded(getattr(mp, name))
-        for name in ("exp", "sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "coth")
+        for name in (
+            "exp",
+            "sin",
+            "cos",
+            "tan",
+            "cot",
+            "sec",
+            "csc",
+            "sinh",
+            "cosh",
+            "tanh",
+            "coth",
+        )
     },
 }
 _ON_REALS = frozenset({"floor", "ceil", "max", "min"})

@@ -5,8 +5,9 @@
     power    = atom { ^script | _script | ! | ' | % | degrees }
     atom     = number | letter | word | command with its arguments | brackets around a sum
 
-Readings that LaTeX leaves open: 1\\frac{1}{2} is a mixed number, 1/2x is half of x but a/bc is a over bc,
-\\sin 2x y is the sine of all three, f(x) is a value of f, and \\sqrt12 and x^12 take the whole number.
+Readings that LaTeX leaves open: 1\\frac{1}{2} is a mixed number, 1/2x is half of x but a/bc is a
+over bc, \\sin 2x y is the sine of all three, f(x) is a value of f, and \\sqrt12 and x^12 take the
+whole number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from fractions import Fraction
 
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.functions import FunctionParser
-from spiral_mega.rewards.symbolic.groups import Group, Item, Items, is_command, is_group, is_mark, spell, split
+from spiral_mega.rewards.symbolic.groups import (
+    Group,
+    Item,
+    Items,
+    is_command,
+    is_group,
+    is_mark,
+    spell,
+    split,
+)
 from spiral_mega.rewards.symbolic.nodes import (
     BINDERS,
     ONE,
@@ -35,7 +45,9 @@ from spiral_mega.rewards.symbolic.vocabulary import vocabulary
 _SIGNS = {"+": None, "-": "neg", "pm": "pm", "mp": "mp"}
 _BETWEEN = {"over": "div", "choose": "binom"}
 _ROUNDED = {"lvert": "abs", "lfloor": "floor", "lceil": "ceil"}
-_ACCENTS = vocabulary("hat vec dot ddot tilde bar overline overrightarrow wideparen acute breve check underbar")
+_ACCENTS = vocabulary(
+    "hat vec dot ddot tilde bar overline overrightarrow wideparen acute breve check underbar"
+)
 _FIGURES = vocabulary("angle triangle odot measuredangle square Box parallelogram")
 _ALWAYS_FUNCTIONS = frozenset("fF")
 _OFTEN_FUNCTIONS = frozenset("ghGHPQpq")
@@ -139,13 +151,21 @@ class _Parser(FunctionParser):
         """What a slash divides by: a number alone, but letters with the letters that follow them directly."""
         first = self.item
         node = self.signed(self.power)
-        while isinstance(first, Token) and first.kind is not Kind.NUMBER and self._is_letter_directly_after():
+        while (
+            isinstance(first, Token)
+            and first.kind is not Kind.NUMBER
+            and self._is_letter_directly_after()
+        ):
             node = Apply("mul", (node, self.power()))
         return node
 
     def _is_letter_directly_after(self) -> bool:
         item = self.item
-        if not isinstance(item, Token) or item.spaced or item.kind not in (Kind.LETTERS, Kind.COMMAND):
+        if (
+            not isinstance(item, Token)
+            or item.spaced
+            or item.kind not in (Kind.LETTERS, Kind.COMMAND)
+        ):
             return False
         return self.starts_atom() and item.text not in FUNCTIONS
 
@@ -209,7 +229,11 @@ class _Parser(FunctionParser):
         if len(following) < 3 or not is_mark(following[1], "/"):
             return None
         numerator, denominator = following[0], following[2]
-        if not isinstance(numerator, Token) or not isinstance(denominator, Token) or not numerator.spaced:
+        if (
+            not isinstance(numerator, Token)
+            or not isinstance(denominator, Token)
+            or not numerator.spaced
+        ):
             return None
         if numerator.value is None or not denominator.value:
             return None
@@ -238,7 +262,9 @@ class _Parser(FunctionParser):
         argument = self.item
         if isinstance(argument, Group) and argument.opening == "(" and argument.closing == ")":
             lone = len(argument.items) == 1 and isinstance(argument.items[0], Token)
-            known = letter in _ALWAYS_FUNCTIONS or (letter in _OFTEN_FUNCTIONS and lone) or bool(primes)
+            known = (
+                letter in _ALWAYS_FUNCTIONS or (letter in _OFTEN_FUNCTIONS and lone) or bool(primes)
+            )
             if known or any(is_mark(item, ",") for item in argument.items):
                 self.at += 1
                 return Apply(f"{UNKNOWN_FUNCTION}{letter}{primes}", self.arguments_in(argument))

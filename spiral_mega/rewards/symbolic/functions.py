@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from spiral_mega.rewards.symbolic.cursor import Cursor
 from spiral_mega.rewards.symbolic.errors import AnswerError
-from spiral_mega.rewards.symbolic.groups import Group, Item, Items, is_command, is_mark, spell, split
+from spiral_mega.rewards.symbolic.groups import (
+    Group,
+    Item,
+    Items,
+    is_command,
+    is_mark,
+    spell,
+    split,
+)
 from spiral_mega.rewards.symbolic.nodes import BINDERS, ONE, Apply, Node, Symbol, integer
 from spiral_mega.rewards.symbolic.tokens import FUNCTIONS, Kind, Token
 
@@ -100,9 +108,17 @@ class FunctionParser(Cursor, ABC):
 
     def _is_letter(self) -> bool:
         item = self.item
-        if not isinstance(item, Token) or item.kind not in (Kind.LETTERS, Kind.COMMAND) or not self.starts_atom():
+        if (
+            not isinstance(item, Token)
+            or item.kind not in (Kind.LETTERS, Kind.COMMAND)
+            or not self.starts_atom()
+        ):
             return False
-        return item.text not in FUNCTIONS and item.text not in BINDERS and item.text not in ("frac", "sqrt", "binom")
+        return (
+            item.text not in FUNCTIONS
+            and item.text not in BINDERS
+            and item.text not in ("frac", "sqrt", "binom")
+        )
 
     def _integral(self, low: Items, high: Items) -> Node:
         """The integrand up to dx. Raises AnswerError for an integral without bounds."""
@@ -113,7 +129,9 @@ class FunctionParser(Cursor, ABC):
             if variable:
                 body.extend(_before_differential(item))
                 integrand = self.parse(tuple(body)) if body else ONE
-                return Apply("int", (integrand, Symbol(variable), self.parse(low), self.parse(high)))
+                return Apply(
+                    "int", (integrand, Symbol(variable), self.parse(low), self.parse(high))
+                )
             body.append(item)
         raise AnswerError("an integral without a variable")
 
@@ -123,7 +141,12 @@ class FunctionParser(Cursor, ABC):
             return ""
         after = item.text.rpartition("d")[2]
         following = self.item
-        if not after and isinstance(following, Token) and following.kind is Kind.LETTERS and len(following.text) == 1:
+        if (
+            not after
+            and isinstance(following, Token)
+            and following.kind is Kind.LETTERS
+            and len(following.text) == 1
+        ):
             self.at += 1
             return following.text
         return after if len(after) == 1 else ""

@@ -51,7 +51,9 @@ def group(tokens: Sequence[Token]) -> Items:
             stack.append(_Open(token.text, frozenset({token.text}), []))
         elif token.kind in _BRACKET_KINDS and token.text in _CLOSINGS:
             stack.append(_Open(token.text, _CLOSINGS[token.text], []))
-        elif token.kind is Kind.END or (token.kind in _BRACKET_KINDS and token.text in _ALL_CLOSINGS):
+        elif token.kind is Kind.END or (
+            token.kind in _BRACKET_KINDS and token.text in _ALL_CLOSINGS
+        ):
             _close(stack, token)
         else:
             stack[-1].items.append(token)
@@ -85,7 +87,11 @@ def is_command(item: Item | None, *names: str) -> bool:
 
 def is_word(item: Item | None, *words: str) -> bool:
     """Whether an item is one of these words, in lower case; any word if none are given."""
-    return isinstance(item, Token) and item.kind is Kind.WORD and (not words or item.text.lower() in words)
+    return (
+        isinstance(item, Token)
+        and item.kind is Kind.WORD
+        and (not words or item.text.lower() in words)
+    )
 
 
 def is_group(item: Item | None, *openings: str) -> bool:
@@ -112,7 +118,9 @@ def _close(stack: list[_Open], token: Token) -> None:
         raise AnswerError(f"{token.text} closes nothing")
     stack.pop()
     contents = tuple(opened.items)
-    lone_sign = len(contents) == 1 and isinstance(contents[0], Token) and contents[0].kind is Kind.MARK
+    lone_sign = (
+        len(contents) == 1 and isinstance(contents[0], Token) and contents[0].kind is Kind.MARK
+    )
     if opened.opening == "{" and lone_sign:  # {=} and {+} are spaced signs
         stack[-1].items.extend(contents)
     else:
@@ -124,7 +132,9 @@ def _reversed_interval(tokens: Sequence[Token]) -> Sequence[Token]:
     if len(tokens) < 5 or tokens[0].text not in "[]" or tokens[-1].text not in "[]":
         return tokens
     first, last = tokens[0], tokens[-1]
-    if (first.text, last.text) == ("[", "]") or any(token.text in ("[", "]") for token in tokens[1:-1]):
+    if (first.text, last.text) == ("[", "]") or any(
+        token.text in ("[", "]") for token in tokens[1:-1]
+    ):
         return tokens
     opening = first._replace(text="(" if first.text == "]" else "[")
     closing = last._replace(text=")" if last.text == "[" else "]")

@@ -34,13 +34,16 @@ class Literal(NamedTuple):
 def read_literal(text: str, start: int, thousands: bool) -> Literal | None:
     """Read the number that begins at text[start]; None if none does.
 
-    `thousands` reads 1,234 as one number; otherwise it is two. Groups set apart by {,} or by spaces are always one.
+    `thousands` reads 1,234 as one number; otherwise it is two. Groups set apart by {,} or by spaces
+    are always one.
     """
     if not _START.match(text, start):
         return None
     whole, position = _whole_part(text, start, thousands)
     if period := _PERIOD.match(text, position):
-        return Literal(_repeating(whole, period["head"], _period_digits(period)), None, period.end())
+        return Literal(
+            _repeating(whole, period["head"], _period_digits(period)), None, period.end()
+        )
     decimals = _DECIMALS.match(text, position)
     if decimals is None:
         return _with_exponent(text, Fraction(whole or "0"), None, position)

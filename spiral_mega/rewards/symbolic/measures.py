@@ -5,7 +5,16 @@ from __future__ import annotations
 from spiral_mega.rewards.symbolic.answers import Answer, Unread, Value
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.expressions import parse_expression
-from spiral_mega.rewards.symbolic.groups import Group, Item, Items, is_command, is_group, is_mark, is_word, spell
+from spiral_mega.rewards.symbolic.groups import (
+    Group,
+    Item,
+    Items,
+    is_command,
+    is_group,
+    is_mark,
+    is_word,
+    spell,
+)
 from spiral_mega.rewards.symbolic.nodes import Apply, Number
 from spiral_mega.rewards.symbolic.tokens import Kind, Token
 from spiral_mega.rewards.symbolic.unit_table import Unit, base_unit
@@ -35,7 +44,11 @@ def _measured(items: Items) -> Value:
 
 def _compound(items: Items) -> Value | None:
     """The sum that 5 ft 3 in or 2 h 30 min is, in its first unit; None for a value with one unit or none."""
-    starts = [index for index, item in enumerate(items) if isinstance(item, Token) and item.kind is Kind.NUMBER]
+    starts = [
+        index
+        for index, item in enumerate(items)
+        if isinstance(item, Token) and item.kind is Kind.NUMBER
+    ]
     if len(starts) < 2 or starts[0] != 0 or not any(map(is_word, items)):
         return None
     ends = [*starts[1:], len(items)]
@@ -48,12 +61,18 @@ def _compound(items: Items) -> Value | None:
     for part in parts:
         if part.unit is None or part.unit.powers != first.powers:
             return None
-        terms.append(Apply("mul", (parse_expression(part.items), Number(part.unit.size / first.size))))
+        terms.append(
+            Apply("mul", (parse_expression(part.items), Number(part.unit.size / first.size)))
+        )
     return Value(Apply("add", tuple(terms)), first)
 
 
 def _spelt(item: Item) -> str:
-    return f"\\{item.text}" if isinstance(item, Token) and item.kind is Kind.COMMAND else spell((item,))
+    return (
+        f"\\{item.text}"
+        if isinstance(item, Token) and item.kind is Kind.COMMAND
+        else spell((item,))
+    )
 
 
 def _without_modulus(items: Items) -> tuple[Items, Unit | None]:
@@ -82,7 +101,12 @@ def _only_number(items: Items) -> Answer | None:
         elif not is_mark(item, ".", "'", "!", "?", "-") or runs[-1]:
             runs[-1].append(item)
     runs = [run for run in runs if run]
-    if not words or len(runs) != 1 or not leaves_number_alone(words) or not any(map(has_number, runs[0])):
+    if (
+        not words
+        or len(runs) != 1
+        or not leaves_number_alone(words)
+        or not any(map(has_number, runs[0]))
+    ):
         return None
     try:
         return _measured(tuple(runs[0]))

@@ -32,7 +32,9 @@ def is_name(answer: Answer) -> bool:
     """Whether one side of an equation is a name: a variable, f(x), AB, |AB|, words, or a tuple of names."""
     if isinstance(answer, Sequence):
         return answer.opening == "(" and all(map(is_name, answer.items))
-    return isinstance(answer, Text) or (isinstance(answer, Value) and answer.unit is None and _names(answer.node))
+    return isinstance(answer, Text) or (
+        isinstance(answer, Value) and answer.unit is None and _names(answer.node)
+    )
 
 
 def name_of(equation: Relation) -> Answer | None:
@@ -44,7 +46,8 @@ def name_of(equation: Relation) -> Answer | None:
 
 
 def stated(equation: Relation) -> tuple[Answer, ...]:
-    """What an equation states as its value: the side that is no name, and the exact side before an approximate one.
+    """What an equation states as its value: the side that is no name, and the exact side before an
+    approximate one.
 
     Nothing, if two of its sides are different numbers: 4 = 5 states neither.
     """
@@ -72,7 +75,9 @@ def _is_capital(node: Node) -> bool:
     """Whether a node is a point, or a product of points as in AB."""
     if isinstance(node, Symbol):
         return node.name[:1].isupper() or node.name.startswith("vec ")
-    return isinstance(node, Apply) and node.function == "mul" and all(map(_is_capital, node.arguments))
+    return (
+        isinstance(node, Apply) and node.function == "mul" and all(map(_is_capital, node.arguments))
+    )
 
 
 def _is_number(answer: Answer) -> bool:
@@ -81,10 +86,14 @@ def _is_number(answer: Answer) -> bool:
 
 def _is_consistent(equation: Relation) -> bool:
     """Whether all sides that are numbers are the same one; a decimal to the places that it has."""
-    numbers = [side for side in equation.sides if isinstance(side, Value) and not free_symbols(side.node)]
+    numbers = [
+        side for side in equation.sides if isinstance(side, Value) and not free_symbols(side.node)
+    ]
     rounded = "approx" in equation.signs
     for other in numbers[1:]:
-        if not same_quantity(numbers[0], other) and not (rounded and _is_near(numbers[0].node, other.node)):
+        if not same_quantity(numbers[0], other) and not (
+            rounded and _is_near(numbers[0].node, other.node)
+        ):
             return False
     return True
 

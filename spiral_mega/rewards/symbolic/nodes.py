@@ -31,9 +31,10 @@ class Symbol:
 class Apply:
     """A function of `arguments`.
 
-    Arithmetic: add, mul, neg, div, pow, root (radicand, degree), pm (a plus-minus sign before its argument), mp.
-    Binders (BINDERS) have the bound variable second: sum, prod and int are (body, variable, low, high), lim is
-    (body, variable, point). An unknown function's name begins with UNKNOWN_FUNCTION.
+    Arithmetic: add, mul, neg, div, pow, root (radicand, degree), pm (a plus-minus sign before its
+    argument), mp. Binders (BINDERS) have the bound variable second: sum, prod and int are (body,
+    variable, low, high), lim is (body, variable, point). An unknown function's name begins with
+    UNKNOWN_FUNCTION.
     """
 
     function: str
@@ -112,7 +113,9 @@ def is_calculus(node: Node) -> bool:
     """Whether an expression has a limit, an integral, or a sum or product without end."""
     if not isinstance(node, Apply):
         return False
-    if node.function in ("lim", "int") or (node.function in BINDERS and node.arguments[3] == INFINITY):
+    if node.function in ("lim", "int") or (
+        node.function in BINDERS and node.arguments[3] == INFINITY
+    ):
         return True
     return any(map(is_calculus, node.arguments))
 

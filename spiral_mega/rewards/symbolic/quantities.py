@@ -8,7 +8,15 @@ from fractions import Fraction
 from spiral_mega.rewards.symbolic.answers import Value
 from spiral_mega.rewards.symbolic.decimals import equal_numbers
 from spiral_mega.rewards.symbolic.equality import equal
-from spiral_mega.rewards.symbolic.nodes import Apply, Node, Number, Symbol, free_symbols, functions, radians
+from spiral_mega.rewards.symbolic.nodes import (
+    Apply,
+    Node,
+    Number,
+    Symbol,
+    free_symbols,
+    functions,
+    radians,
+)
 from spiral_mega.rewards.symbolic.unit_table import DEGREE, PERCENT, Unit, find_unit
 
 _HUNDRED = Number(Fraction(100))
@@ -24,7 +32,11 @@ def same_quantity(gold: Value, given: Value) -> bool:
         return _same_measure(gold.node, gold.unit, given.node, given.unit)
     if _same(gold.node, given.node):
         return True
-    return _same_angle(gold, given) or _same_with_letters(gold, given) or _same_with_letters(given, gold)
+    return (
+        _same_angle(gold, given)
+        or _same_with_letters(gold, given)
+        or _same_with_letters(given, gold)
+    )
 
 
 def _same(gold: Node, given: Node) -> bool:
@@ -37,7 +49,9 @@ def _same_percentage(gold: Value, given: Value) -> bool:
     """62.5 % is 62.5 and 0.625."""
     if gold.unit == given.unit:
         return _same(gold.node, given.node)
-    percentage, other, swapped = (gold, given, False) if gold.unit == PERCENT else (given, gold, True)
+    percentage, other, swapped = (
+        (gold, given, False) if gold.unit == PERCENT else (given, gold, True)
+    )
     if other.unit is not None and other.unit.powers:
         return False
     for node in (percentage.node, Apply("div", (percentage.node, _HUNDRED))):
@@ -76,10 +90,16 @@ def _same_with_letters(measured: Value, bare: Value) -> bool:
     if measured.unit is None or not measured.unit.powers or bare.unit is not None:
         return False
     product = bare.node
-    if not isinstance(product, Apply) or product.function != "mul" or not isinstance(product.arguments[1], Symbol):
+    if (
+        not isinstance(product, Apply)
+        or product.function != "mul"
+        or not isinstance(product.arguments[1], Symbol)
+    ):
         return False
     unit = find_unit(product.arguments[1].name)
-    return unit is not None and _same_measure(measured.node, measured.unit, product.arguments[0], unit)
+    return unit is not None and _same_measure(
+        measured.node, measured.unit, product.arguments[0], unit
+    )
 
 
 def variants(node: Node) -> Iterator[Node]:

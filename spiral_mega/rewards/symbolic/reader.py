@@ -1,4 +1,5 @@
-"""LaTeX text to answers: lists, choices, relations, intervals and sets, ratios, matrices, words, values with units.
+"""LaTeX text to answers: lists, choices, relations, intervals and sets, ratios, matrices, words,
+values with units.
 
     text -> tokens -> [choice] -> parts of a list -> sides of a relation -> brackets, or a value and its unit
 
@@ -47,7 +48,13 @@ from spiral_mega.rewards.symbolic.words import (
     prose_as_words,
     text_of,
 )
-from spiral_mega.rewards.symbolic.wrapping import CHOICES, split_choice, without_condition, without_ends, without_label
+from spiral_mega.rewards.symbolic.wrapping import (
+    CHOICES,
+    split_choice,
+    without_condition,
+    without_ends,
+    without_label,
+)
 
 _COMMA_NUMBER = re.compile(r"\d,\d{3}(?!\d)")
 _SIGNS = vocabulary(
@@ -114,7 +121,9 @@ def _names_choice(answer: Answer) -> bool:
     """Whether an answer names a choice anywhere: two letters are no choice."""
     if isinstance(answer, Sequence):
         return any(map(_names_choice, answer.items))
-    return isinstance(answer, Choice) or (isinstance(answer, Value) and answer.node in _CHOICE_SYMBOLS)
+    return isinstance(answer, Choice) or (
+        isinstance(answer, Value) and answer.node in _CHOICE_SYMBOLS
+    )
 
 
 # Lists
@@ -129,7 +138,10 @@ def _read_list(items: Items) -> Answer:
         raise AnswerError("nothing to read")
     if len(answers) == 1:
         return answers[0]
-    union = any(is_word(sign, "or") or is_command(sign, "lor") or spell((sign,)) == "or" for sign in separators)
+    union = any(
+        is_word(sign, "or") or is_command(sign, "lor") or spell((sign,)) == "or"
+        for sign in separators
+    )
     return Sequence(tuple(answers), union=union)
 
 
@@ -217,7 +229,11 @@ def _is_relation_sign(item: Item) -> bool:
 
 def _read_ratio(terms: list[Items]) -> Answer:
     """A ratio, or a time of day; a label before a colon is left out."""
-    if len(terms) == 2 and not any(has_number(item) for item in terms[0]) and any(is_word(item) for item in terms[0]):
+    if (
+        len(terms) == 2
+        and not any(has_number(item) for item in terms[0])
+        and any(is_word(item) for item in terms[0])
+    ):
         return _read_item(terms[1])
     half = spell(terms[-1]).lower().rstrip(".")[-3:].replace(".", "")
     last = terms[-1]
@@ -263,7 +279,12 @@ def _with_set_difference(items: Items) -> Items:
 
 def _is_point(item: Item) -> bool:
     """Whether an item is a capital letter, which names the point in P(1, 2)."""
-    return isinstance(item, Token) and item.kind is Kind.LETTERS and len(item.text) == 1 and item.text.isupper()
+    return (
+        isinstance(item, Token)
+        and item.kind is Kind.LETTERS
+        and len(item.text) == 1
+        and item.text.isupper()
+    )
 
 
 def _read_brackets(brackets: Group) -> Answer | None:
@@ -304,10 +325,14 @@ def _read_rows(items: Items, environment: str) -> Answer:
             rows.append(tuple(_read_list(_without_comma(cell)) for cell in cells if cell))
     if len(rows) == 1 and len(rows[0]) == 1:
         return rows[0][0]
-    is_system = all(len(row) == 1 for row in rows) and (environment.endswith("cases") or environment == "array")
+    is_system = all(len(row) == 1 for row in rows) and (
+        environment.endswith("cases") or environment == "array"
+    )
     if is_system and any(isinstance(row[0], Relation) for row in rows):
         return Sequence(tuple(row[0] for row in rows))
-    return Matrix(tuple(rows), "cases" if environment.endswith("cases") else environment[:1] + "matrix")
+    return Matrix(
+        tuple(rows), "cases" if environment.endswith("cases") else environment[:1] + "matrix"
+    )
 
 
 def _without_comma(items: Items) -> Items:

@@ -7,7 +7,14 @@ from fractions import Fraction
 from functools import cmp_to_key, reduce
 from typing import NamedTuple
 
-from spiral_mega.rewards.symbolic.answers import Answer, Relation, Sequence, SetOperation, Unread, Value
+from spiral_mega.rewards.symbolic.answers import (
+    Answer,
+    Relation,
+    Sequence,
+    SetOperation,
+    Unread,
+    Value,
+)
 from spiral_mega.rewards.symbolic.equality import equal, sign
 from spiral_mega.rewards.symbolic.errors import AnswerError
 from spiral_mega.rewards.symbolic.nodes import (
@@ -241,7 +248,9 @@ def _ordered(pieces: list[Interval]) -> RealSet:
         last = joined[-1] if joined else None
         if last is not None and _touch(last, piece):
             low_closed = last.has_low or (piece.has_low and _compare(last.low, piece.low) == 0)
-            high, has_high = _later((last.high, last.has_high), (piece.high, piece.has_high), closed_wins=True)
+            high, has_high = _later(
+                (last.high, last.has_high), (piece.high, piece.has_high), closed_wins=True
+            )
             joined[-1] = Interval(last.low, high, low_closed, has_high)
         else:
             joined.append(piece)
@@ -257,7 +266,9 @@ def _touch(first: Interval, second: Interval) -> bool:
     return order < 0 or (order == 0 and (first.has_high or second.has_low))
 
 
-def _later(one: tuple[Node, bool], other: tuple[Node, bool], closed_wins: bool = False) -> tuple[Node, bool]:
+def _later(
+    one: tuple[Node, bool], other: tuple[Node, bool], closed_wins: bool = False
+) -> tuple[Node, bool]:
     order = _compare(one[0], other[0])
     if order == 0:
         return one[0], (one[1] or other[1]) if closed_wins else (one[1] and other[1])

@@ -1,13 +1,16 @@
-"""Are two numbers equal? Decided with as many digits as their expressions can need to differ, not by rounding.
+"""Are two numbers equal? Decided with as many digits as their expressions can need to differ, not
+by rounding.
 
-An expression E of integers, + - * / and roots is U/L of two algebraic integers, and unless it is zero
+An expression E of integers, + - * / and roots is U/L of two algebraic integers, and unless it is
+zero
 
     |E| >= 1 / (u^(D-1) l)
 
-where u and l bound U, L and their conjugates, and D is the product of the degrees of the roots (Burnikel, Funke,
-Mehlhorn, Schirra, Schmitt 2001). So 1 - 2^-99 and 1 - 2^-98 are told apart, and \\sqrt2 + \\sqrt3 equals
-\\sqrt{5 + 2\\sqrt6}: their difference is below its bound. For other functions no such bound is known; each is given
-the bits of its argument and 16 more, which by experience (the uniformity conjecture) is more than enough.
+where u and l bound U, L and their conjugates, and D is the product of the degrees of the roots
+(Burnikel, Funke, Mehlhorn, Schirra, Schmitt 2001). So 1 - 2^-99 and 1 - 2^-98 are told apart, and
+\\sqrt2 + \\sqrt3 equals \\sqrt{5 + 2\\sqrt6}: their difference is below its bound. For other
+functions no such bound is known; each is given the bits of its argument and 16 more, which by
+experience (the uniformity conjecture) is more than enough.
 """
 
 from __future__ import annotations
@@ -141,7 +144,9 @@ def _sum(sizes: list[_Size]) -> _Size:
 
 
 def _product(first: _Size, second: _Size) -> _Size:
-    return _Size(first.upper + second.upper, first.lower + second.lower, first.algebraic and second.algebraic)
+    return _Size(
+        first.upper + second.upper, first.lower + second.lower, first.algebraic and second.algebraic
+    )
 
 
 def _inverse(size: _Size) -> _Size:

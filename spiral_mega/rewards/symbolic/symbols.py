@@ -44,4 +44,8 @@ def _is_differential(items: Items, of_derivative: bool) -> bool:
         return False
     second = items[1] if len(items) > 1 else None
     followed = isinstance(second, Token) and second.kind in (Kind.LETTERS, Kind.COMMAND)
-    return len(first.text) > 1 or followed or (of_derivative and (second is None or is_mark(second, "^")))
+    return (
+        len(first.text) > 1
+        or followed
+        or (of_derivative and (second is None or is_mark(second, "^")))
+    )

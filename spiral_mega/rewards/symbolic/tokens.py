@@ -1,7 +1,8 @@
-"""LaTeX text to tokens: numbers, runs of letters, commands, marks and words; styling and spacing are dropped.
+"""LaTeX text to tokens: numbers, runs of letters, commands, marks and words; styling and spacing
+are dropped.
 
-Math mode and text mode differ: in math mode `cm` is a run of letters, in text mode (\\text{cm}, or outside of $...$) it
-is a word.
+Math mode and text mode differ: in math mode `cm` is a run of letters, in text mode (\\text{cm}, or
+outside of $...$) it is a word.
 """
 
 from __future__ import annotations
@@ -126,14 +127,22 @@ _TEXT_MODE = vocabulary(
     """
 )
 _ALPHABETS = frozenset({"mathbb", "mathcal", "mathfrak", "mathscr", "Bbb"})
-_VERTICAL = {"left": "lvert", "bigl": "lvert", "Bigl": "lvert", "right": "rvert", "bigr": "rvert", "Bigr": "rvert"}
+_VERTICAL = {
+    "left": "lvert",
+    "bigl": "lvert",
+    "Bigl": "lvert",
+    "right": "rvert",
+    "bigr": "rvert",
+    "Bigr": "rvert",
+}
 
 _SPACE = re.compile(r"(?:\s|~)+")
 _SPACE_OR_NOTHING = re.compile(r"\s*")
 _DOLLARS = re.compile(r"(?<!\\)\$+")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _VOWEL_SIGNS = (
-    "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0903\u093a-\u094f\u0980-\u0dff\u0e31-\u0e4e\u1000-\u109f"
+    "\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0903"
+    "\u093a-\u094f\u0980-\u0dff\u0e31-\u0e4e\u1000-\u109f"
 )
 _FOREIGN = re.compile(rf"(?:[^\W\d_A-Za-z]|[{_VOWEL_SIGNS}])+")
 _WORD = re.compile(rf"(?:[^\W\d_]|[{_VOWEL_SIGNS}])+(?:['-][^\W\d_]+)*")
@@ -156,14 +165,19 @@ _DIGRAPHS = {
 def tokenize(text: str, thousands: bool = True) -> list[Token]:
     """Split LaTeX text into tokens. `thousands` reads 1,234 as one number outside of parentheses.
 
-    Text with $...$ and words outside of it is prose: it is read in text mode outside of the dollar signs. Raises
-    AnswerError for a group that is not closed.
+    Text with $...$ and words outside of it is prose: it is read in text mode outside of the dollar
+    signs. Raises AnswerError for a group that is not closed.
     """
     lexer = _Lexer(thousands)
     text = to_latex(text)
     segments = _DOLLARS.split(text)
     outside = "".join(segments[::2])
-    if len(segments) % 2 and len(segments) > 1 and re.search(r"[^\W\d_]", outside) and "\\" not in outside:
+    if (
+        len(segments) % 2
+        and len(segments) > 1
+        and re.search(r"[^\W\d_]", outside)
+        and "\\" not in outside
+    ):
         lexer.read(text, text_mode=True)
     else:
         lexer.read(" ".join(segments), text_mode=False)
@@ -196,7 +210,12 @@ def _without_script_braces(tokens: list[Token]) -> list[Token]:
     index = 0
     while index < len(tokens):
         mark, opening, inner, closing = [*tokens[index : index + 4], *[None] * 4][:4]
-        braced = mark is not None and mark.text in ("^", "_") and opening is not None and opening.text == "{"
+        braced = (
+            mark is not None
+            and mark.text in ("^", "_")
+            and opening is not None
+            and opening.text == "{"
+        )
         short = inner is not None and (len(inner.text) == 1 or inner.kind is Kind.COMMAND)
         if braced and short and closing is not None and closing.text == "}":
             bare.extend((tokens[index], tokens[index + 2]))
@@ -320,7 +339,9 @@ class _Lexer:
         self._append(Kind.COMMAND, f"{alphabet} {content.strip()}")
         return end
 
-    def _append(self, kind: Kind, text: str, value: Fraction | None = None, places: int | None = None) -> None:
+    def _append(
+        self, kind: Kind, text: str, value: Fraction | None = None, places: int | None = None
+    ) -> None:
         if text in ("(", "[", "\\{", "langle"):
             self._depth += 1
         elif text in (")", "]", "\\}", "rangle"):

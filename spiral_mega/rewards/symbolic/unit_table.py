@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """Powers of base units, sorted by name, and the size in them. Words that are no known unit have no powers.
+    """Powers of base units, sorted by name, and the size in them. Words that are no known unit have
+    no powers.
 
     Percent, currencies and the modulus of a congruence count as base units.
     """
@@ -28,7 +29,9 @@ class Unit(NamedTuple):
 
     def to_power(self, exponent: int) -> Unit:
         """A power of a unit."""
-        return Unit(tuple((name, power * exponent) for name, power in self.powers), self.size**exponent)
+        return Unit(
+            tuple((name, power * exponent) for name, power in self.powers), self.size**exponent
+        )
 
 
 def base_unit(name: str) -> Unit:
@@ -129,7 +132,16 @@ percent                = 1 percent
 度                     = 1 degree
 """
 _SYMBOL_PREFIXES = {"n": -9, "u": -6, "m": -3, "c": -2, "d": -1, "k": 3, "M": 6, "G": 9}
-_NAME_PREFIXES = {"nano": -9, "micro": -6, "milli": -3, "centi": -2, "deci": -1, "kilo": 3, "mega": 6, "giga": 9}
+_NAME_PREFIXES = {
+    "nano": -9,
+    "micro": -6,
+    "milli": -3,
+    "centi": -2,
+    "deci": -1,
+    "kilo": 3,
+    "mega": 6,
+    "giga": 9,
+}
 
 
 @cache
@@ -152,7 +164,9 @@ def _units() -> dict[str, Unit]:
         for name in names:
             prefixes = _NAME_PREFIXES if len(name) > 3 else _SYMBOL_PREFIXES
             for prefix, exponent in prefixes.items():
-                units.setdefault(prefix + name, Unit(unit.powers, unit.size * Fraction(10) ** exponent))
+                units.setdefault(
+                    prefix + name, Unit(unit.powers, unit.size * Fraction(10) ** exponent)
+                )
             units[name] = unit
     return units
 

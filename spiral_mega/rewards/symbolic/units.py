@@ -7,7 +7,16 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from spiral_mega.rewards.symbolic.errors import AnswerError
-from spiral_mega.rewards.symbolic.groups import Group, Item, Items, is_command, is_group, is_mark, is_word, spell
+from spiral_mega.rewards.symbolic.groups import (
+    Group,
+    Item,
+    Items,
+    is_command,
+    is_group,
+    is_mark,
+    is_word,
+    spell,
+)
 from spiral_mega.rewards.symbolic.tokens import FUNCTIONS, Kind, Token
 from spiral_mega.rewards.symbolic.unit_table import (
     CURRENCIES,
@@ -73,20 +82,26 @@ def split_unit(items: Items) -> Measured:
 
 def _is_within_expression(items: Items) -> bool:
     """Whether degrees after these items belong to the last angle only, as in cos 60° and 30° + 15°."""
-    return any(is_command(item, *FUNCTIONS, "degree", "circ") or _is_degree(_inner(item)) for item in items)
+    return any(
+        is_command(item, *FUNCTIONS, "degree", "circ") or _is_degree(_inner(item)) for item in items
+    )
 
 
 def _may_begin_unit(items: Items, start: int) -> bool:
     """Whether items[start] can be the first of a unit. A quick look; primes and % follow numbers only."""
     item, before = items[start], items[start - 1]
-    if is_mark(before, "^", "_", "+", "-", "*", "/", "=") or is_command(before, "frac", "sqrt", "cdot", "times"):
+    if is_mark(before, "^", "_", "+", "-", "*", "/", "=") or is_command(
+        before, "frac", "sqrt", "cdot", "times"
+    ):
         return False
     if is_mark(item, "'", "%"):
         return isinstance(before, Token) and before.kind is Kind.NUMBER
     if is_mark(item, "^"):
         after_number = isinstance(before, Token) and before.kind is Kind.NUMBER
         script = _inner(items[start + 1]) if start + 1 < len(items) else ()
-        return (_is_degree(script) or _is_primes(script)) if after_number else spell(script) == "circ"
+        return (
+            (_is_degree(script) or _is_primes(script)) if after_number else spell(script) == "circ"
+        )
     if is_mark(item, *CURRENCIES) or is_word(item) or is_command(item, "degree", "mu", "Omega"):
         return True
     if is_command(item, "frac") or is_group(item, "(", "{"):
@@ -143,7 +158,9 @@ class _UnitReader:
             self._next_power *= _POWERS[lower]
         elif known is not None:
             self._add(known)
-        elif scale is not None and (scale == lower or not scale.isascii()):  # 万元 is ten thousand yuan
+        elif scale is not None and (
+            scale == lower or not scale.isascii()
+        ):  # 万元 is ten thousand yuan
             self._factor *= SCALES[scale]
             if scale != lower:
                 self._word(word[len(scale) :])

@@ -18,7 +18,21 @@ _SHORT_WORDS = vocabulary("no on ok or so is it up")
 _COMMON_WORDS = vocabulary("the there are is was were has have of in a an and or for all where so")
 _CONSONANTS = re.compile(r"[^aeiouy]{5}", re.IGNORECASE)
 _PUNCTUATION = (".", "'", "-", "!", "?", ":", "&", "/", "`")
-_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 _MEANINGS: dict[str, Answer] = {
     **{name: Value(Number(Fraction(value))) for value, name in enumerate(_NUMBERS)},
     **dict.fromkeys(("infinity", "infinite", "positiveinfinity"), Value(INFINITY)),
@@ -39,7 +53,8 @@ _REVERSING = vocabulary(
 def text_of(items: Items) -> Answer | None:
     """The words that items are, or what these mean; None if the items are mathematics.
 
-    Letters in math mode are a product unless they look like words: `live` is a word, `ab` and `xyz` are products.
+    Letters in math mode are a product unless they look like words: `live` is a word, `ab` and `xyz`
+    are products.
     """
     if not items or not all(_may_be_text(item) for item in items):
         return None

@@ -37,7 +37,9 @@ def test_fractions_are_equal_when_they_are(one: Fraction, other: Fraction) -> No
 
 @exact
 @given(small, small, st.integers(1, 1500))
-def test_a_denested_root_is_equal_and_the_smallest_change_is_seen(a: int, b: int, bits: int) -> None:
+def test_a_denested_root_is_equal_and_the_smallest_change_is_seen(
+    a: int, b: int, bits: int
+) -> None:
     """sqrt(a) + sqrt(b) = sqrt(a + b + 2 sqrt(ab)), and not with 2^-bits added."""
     left, right = f"\\sqrt{{{a}}}+\\sqrt{{{b}}}", f"\\sqrt{{{a + b}+2\\sqrt{{{a * b}}}}}"
     assert same(left, right)
@@ -52,10 +54,17 @@ def test_numbers_next_to_one_are_told_apart(first: int, second: int) -> None:
 
 
 @exact
-@given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.lists(st.integers(-9, 9), min_size=2, max_size=5))
-def test_products_of_polynomials_are_equal_to_their_expansion_and_to_nothing_else(a: list[int], b: list[int]) -> None:
+@given(
+    st.lists(st.integers(-9, 9), min_size=2, max_size=5),
+    st.lists(st.integers(-9, 9), min_size=2, max_size=5),
+)
+def test_products_of_polynomials_are_equal_to_their_expansion_and_to_nothing_else(
+    a: list[int], b: list[int]
+) -> None:
     x = sympy.Symbol("x")
-    first, second = (sum(c * x**n for n, c in enumerate(coefficients)) + x for coefficients in (a, b))
+    first, second = (
+        sum(c * x**n for n, c in enumerate(coefficients)) + x for coefficients in (a, b)
+    )
     expanded = sympy.expand(first * second)
     if not expanded.free_symbols:
         return
@@ -117,7 +126,8 @@ def test_what_is_no_identity_does_not(left: str, right: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "constant"), [("x/x", True), ("x-x", True), ("\\sin^2 x+\\cos^2 x", True), ("x", False), ("x^2", False)]
+    ("node", "constant"),
+    [("x/x", True), ("x-x", True), ("\\sin^2 x+\\cos^2 x", True), ("x", False), ("x^2", False)],
 )
 def test_constants_in_disguise_are_found(node: str, constant: bool) -> None:
     assert is_constant(parse(node)) == constant

@@ -32,13 +32,17 @@ def long_division(numerator: int, denominator: int) -> tuple[str, str]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 400), st.integers(2, 401))
-def test_a_fraction_in_decimals_with_its_period_is_the_fraction(whole: int, numerator: int, denominator: int) -> None:
+def test_a_fraction_in_decimals_with_its_period_is_the_fraction(
+    whole: int, numerator: int, denominator: int
+) -> None:
     numerator %= denominator
     head, period = long_division(numerator, denominator)
     if not period:
         return
     expected = whole + Fraction(numerator, denominator)
-    dotted = f"\\dot{{{period[0]}}}" + (f"{period[1:-1]}\\dot{{{period[-1]}}}" if len(period) > 1 else "")
+    dotted = f"\\dot{{{period[0]}}}" + (
+        f"{period[1:-1]}\\dot{{{period[-1]}}}" if len(period) > 1 else ""
+    )
     for written in (f"\\overline{{{period}}}", f"({period})", dotted, f"{period * 3}\\ldots"):
         assert value(f"{whole}.{head}{written}") == expected
 
@@ -52,7 +56,12 @@ def test_separators_of_thousands_change_nothing(number: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4.5e33", Fraction(45) * 10**32), ("1e-5", Fraction(1, 10**5)), (".5", Fraction(1, 2)), ("025", Fraction(25))],
+    [
+        ("4.5e33", Fraction(45) * 10**32),
+        ("1e-5", Fraction(1, 10**5)),
+        (".5", Fraction(1, 2)),
+        ("025", Fraction(25)),
+    ],
 )
 def test_other_forms_of_numbers(text: str, expected: Fraction) -> None:
     assert value(text) == expected

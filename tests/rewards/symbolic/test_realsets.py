@@ -34,14 +34,20 @@ def members(found: RealSet) -> list[Fraction]:
     for sample in SAMPLES:
         for piece in found.pieces:
             low, high = position(piece.low), position(piece.high)
-            if low < sample < high or (sample == low and piece.has_low) or (sample == high and piece.has_high):
+            if (
+                low < sample < high
+                or (sample == low and piece.has_low)
+                or (sample == high and piece.has_high)
+            ):
                 inside.append(sample)
     return inside
 
 
 def interval(low: int, high: int, has_low: bool, has_high: bool) -> tuple[str, set[Fraction]]:
     latex = f"{'[' if has_low else '('}{low},{high}{']' if has_high else ')'}"
-    inside = {x for x in SAMPLES if low < x < high or (x == low and has_low) or (x == high and has_high)}
+    inside = {
+        x for x in SAMPLES if low < x < high or (x == low and has_low) or (x == high and has_high)
+    }
     return latex, inside
 
 
@@ -56,10 +62,16 @@ intervals = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(intervals, min_size=2, max_size=4), st.sampled_from(["cup", "cap", "setminus"]))
-def test_operations_on_intervals_are_those_on_their_members(parts: list[tuple[str, set[Fraction]]], sign: str) -> None:
+def test_operations_on_intervals_are_those_on_their_members(
+    parts: list[tuple[str, set[Fraction]]], sign: str
+) -> None:
     expected = parts[0][1]
     for _, inside in parts[1:]:
-        expected = {"cup": expected | inside, "cap": expected & inside, "setminus": expected - inside}[sign]
+        expected = {
+            "cup": expected | inside,
+            "cap": expected & inside,
+            "setminus": expected - inside,
+        }[sign]
     found = parsed(f" \\{sign} ".join(latex for latex, _ in parts))
     assert members(found) == sorted(expected)
 
