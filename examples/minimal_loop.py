@@ -24,7 +24,7 @@ from spiral_mega.data.problems import load_source
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.packing import attention  # noqa: F401  (registers the attention "tree_torch")
-from spiral_mega.packing.balance import split_into_microbatches
+from spiral_mega.packing.microbatches import split_into_microbatches
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.prompts.prompter import Prompter

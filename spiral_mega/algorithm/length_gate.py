@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from spiral_mega.algorithm.credit import FloatArray
+from spiral_mega.algorithm.advantages import FloatArray
 from spiral_mega.traces import Trace
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from spiral_mega.algorithm.credit import marginal_set_advantages
+from spiral_mega.algorithm.advantages import marginal_set_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.algorithm.sets import gradient_scale

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from spiral_mega.distributed.collectives import all_to_all_objects, gather_objects
-from spiral_mega.packing.balance import assign_microbatches, select_assigned
+from spiral_mega.packing.microbatches import assign_microbatches, select_assigned
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence, group_by_prompt
 from spiral_mega.packing.tree_parts import Branch, make_branches
 

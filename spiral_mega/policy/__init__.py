@@ -5,10 +5,10 @@ from spiral_mega.config.model_set import model_configs
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.models.model_config import read_model_config
-from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.lora import DEFAULT_ADAPTER
 from spiral_mega.policy.megatron.limits import check_layout
 from spiral_mega.policy.protocol import FrozenPolicy, Policy
+from spiral_mega.policy.reference_path import reference_path
 
 __all__ = ["FrozenPolicy", "Policy", "build_policies", "build_policy", "check_policy"]
 

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -31,6 +30,7 @@ from spiral_mega.config import RolloutConfig
 from spiral_mega.distributed.background import BackgroundCollectives
 from spiral_mega.distributed.collectives import all_to_all_objects, gather_objects
 from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
+from spiral_mega.rollout.routing import ReadySet, route_sets
 
 EXCHANGES_PER_RESPONSE = 64  # by default, for a response of the maximum length
 MIN_INTERVAL = 8  # engine steps
@@ -43,13 +43,6 @@ def exchange_interval(rollout: RolloutConfig) -> int:
     """Return the number of engine steps between two exchanges."""
     default = max(MIN_INTERVAL, rollout.sampling.max_response_tokens // EXCHANGES_PER_RESPONSE)
     return rollout.engine.exchange_steps or default
-
-
-class ReadySet(NamedTuple):
-    """A set to be routed, and the tokens of context that all of its answers read."""
-
-    key: RequestKey
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +170,3 @@ class Exchange:
         if replica != self.replica.index:
             for rank in self.replica.ranks(replica):
                 outgoing[rank].append(message)
-
-
-def route_sets(ready_sets: Sequence[ReadySet], loads: list[int]) -> dict[RequestKey, int]:
-    """Route each set, in order, to the replica that reads the least; return the replica by key.
-
-    `loads`, the tokens of context that each replica's engine reads in a step, are updated in place.
-    """
-    destinations = {}
-    for key, tokens in ready_sets:
-        replica = loads.index(min(loads))
-        destinations[key] = replica
-        loads[replica] += tokens
-    return destinations

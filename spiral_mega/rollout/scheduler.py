@@ -14,7 +14,8 @@ from typing import Protocol
 from spiral_mega.process.heartbeat import heartbeat
 from spiral_mega.rollout.engine import Request, RequestKey, Sample, Sampler
 from spiral_mega.rollout.episode_builder import EpisodeBuilder, SamplingContext, Task
-from spiral_mega.rollout.exchange import ExchangeResult, Outbox, RankStatus, ReadySet
+from spiral_mega.rollout.exchange import ExchangeResult, Outbox, RankStatus
+from spiral_mega.rollout.routing import ReadySet
 from spiral_mega.traces import Episode
 
 

@@ -26,8 +26,8 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.errors import UserError
 from spiral_mega.models.tensor_names import to_checkpoint_names
 from spiral_mega.models.weights import checked_weights
-from spiral_mega.rollout.decoding import ATTENTION, growing_cache
 from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
+from spiral_mega.rollout.kv_cache import ATTENTION, growing_cache
 from spiral_mega.rollout.sampling import sample_tokens, trace_uniforms
 from spiral_mega.traces import FinishReason
 

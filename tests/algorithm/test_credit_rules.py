@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spiral_mega.algorithm.credit import (
+from spiral_mega.algorithm.advantages import (
     aggregation_advantages,
     group_advantages,
     marginal_set_advantages,

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from spiral_mega.algorithm.credit import group_advantages
+from spiral_mega.algorithm.advantages import group_advantages
 from spiral_mega.algorithm.objectives import make_objective
 from spiral_mega.traces import AGGREGATION, SEARCH
 from tests.algorithm.tiny_policy import (

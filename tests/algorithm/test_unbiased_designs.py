@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from spiral_mega.algorithm.credit import marginal_set_advantages
+from spiral_mega.algorithm.advantages import marginal_set_advantages
 from spiral_mega.algorithm.sets import gradient_scale
 
 F = Fraction

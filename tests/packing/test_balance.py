@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiral_mega.packing.balance import assign_microbatches
+from spiral_mega.packing.microbatches import assign_microbatches
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree import build_tree
 from spiral_mega.packing.tree_parts import ATTENTION_TOKENS, Branch, cut_tree, make_branches

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from spiral_mega.rollout.engine import Replica, Request, RequestKey, Sample
-from spiral_mega.rollout.exchange import Exchange, Outbox, RankStatus, ReadySet, route_sets
+from spiral_mega.rollout.exchange import Exchange, Outbox, RankStatus
+from spiral_mega.rollout.routing import ReadySet, route_sets
 from spiral_mega.traces import AGGREGATION, SEARCH
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCaus
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.models.weights import pretrained_weights
 from spiral_mega.rollout import build_engine
-from spiral_mega.rollout.decoding import MIN_SPARE
+from spiral_mega.rollout.kv_cache import MIN_SPARE
 from spiral_mega.rollout.transformers_engine import TransformersEngine
 from tests.rollout.engine_models import (
     GPT2_POSITIONS,

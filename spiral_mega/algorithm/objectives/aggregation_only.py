@@ -7,7 +7,7 @@ search moves along with what it learns of aggregation; what is frozen is the cre
 
 from __future__ import annotations
 
-from spiral_mega.algorithm.credit import aggregation_advantages
+from spiral_mega.algorithm.advantages import aggregation_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan

@@ -8,7 +8,7 @@ deviation, and ppo_clip with clip_high above clip_low.
 
 from __future__ import annotations
 
-from spiral_mega.algorithm.credit import group_advantages
+from spiral_mega.algorithm.advantages import group_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig

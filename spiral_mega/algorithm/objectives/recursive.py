@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from spiral_mega.algorithm.credit import FloatArray
+from spiral_mega.algorithm.advantages import FloatArray
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.sampling_plan import Level, SamplingPlan
 from spiral_mega.algorithm.sets import check_design

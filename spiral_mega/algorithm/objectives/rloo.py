@@ -6,7 +6,7 @@ trace.
 
 from __future__ import annotations
 
-from spiral_mega.algorithm.credit import leave_one_out_advantages
+from spiral_mega.algorithm.advantages import leave_one_out_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan

@@ -8,7 +8,7 @@ right, not to be useful. The natural baseline of SPIRAL, with the same samples.
 
 from __future__ import annotations
 
-from spiral_mega.algorithm.credit import aggregation_advantages, group_advantages
+from spiral_mega.algorithm.advantages import aggregation_advantages, group_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan

@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from spiral_mega.algorithm.credit import (
+from spiral_mega.algorithm.advantages import (
     FloatArray,
     aggregation_advantages,
     marginal_set_advantages,

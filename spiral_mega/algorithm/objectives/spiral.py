@@ -7,7 +7,7 @@ J = E[r(y*)], y* ~ pi(. | x, y_1..y_n), y_i ~ pi(. | x) (eq. 5). E[update] = M g
 
 from __future__ import annotations
 
-from spiral_mega.algorithm.credit import spiral_advantages
+from spiral_mega.algorithm.advantages import spiral_advantages
 from spiral_mega.algorithm.length_gate import assign_gated
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan

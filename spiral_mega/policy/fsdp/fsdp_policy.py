@@ -19,7 +19,7 @@ from spiral_mega.config import Config
 from spiral_mega.distributed.collectives import max_over_ranks
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.models.export import save_adapter, save_pretrained
-from spiral_mega.packing.balance import split_into_microbatches
+from spiral_mega.packing.microbatches import split_into_microbatches
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.policy.fsdp.fsdp_weights import adapter_weights, full_weights

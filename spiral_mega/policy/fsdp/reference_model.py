@@ -14,8 +14,8 @@ from spiral_mega.config import Config, ModelConfig
 from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.packing.tree_batch import TreeBatch
 from spiral_mega.policy.fsdp.sharded_model import build_model
-from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.lora import disable_adapters
+from spiral_mega.policy.reference_path import reference_path
 
 
 @dataclass(frozen=True, slots=True)

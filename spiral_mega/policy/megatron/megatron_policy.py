@@ -29,10 +29,9 @@ from spiral_mega.distributed.runtime import Runtime
 from spiral_mega.kernels.logits import LinearLogprob
 from spiral_mega.models.export import save_pretrained
 from spiral_mega.models.model_config import read_model_config
-from spiral_mega.packing.balance import split_into_microbatches
+from spiral_mega.packing.microbatches import split_into_microbatches
 from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
-from spiral_mega.policy.kl_reference import reference_path
 from spiral_mega.policy.loss import Totals, weighted_loss
 from spiral_mega.policy.megatron.context_parallel import (
     ContextShard,
@@ -44,6 +43,7 @@ from spiral_mega.policy.megatron.megatron_lora import adapters_off
 from spiral_mega.policy.megatron.megatron_model import build_model
 from spiral_mega.policy.megatron.megatron_optimizer import DistributedAdamW, wrap_ddp
 from spiral_mega.policy.megatron.parallel_layout import init_layout
+from spiral_mega.policy.reference_path import reference_path
 
 log = logging.getLogger(__name__)
 
