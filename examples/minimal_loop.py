@@ -2,50 +2,53 @@
 
     python examples/minimal_loop.py
 
-The trainer (spiral_mega/train.py) runs the same steps on many ranks. It also starts each aggregation as soon as its set
-is complete, replaces problems without a signal, shards model and optimizer, saves checkpoints and evaluates.
+The trainer (spiral_mega/train.py) makes the same steps on many ranks. It also replaces problems
+without a signal, shards model and optimizer, saves checkpoints and evaluates.
 """
 
 from __future__ import annotations
 
 import random
 from collections import defaultdict
+from statistics import fmean
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from spiral_mega.algorithm.losses import LossInputs, make_loss
 from spiral_mega.algorithm.objectives import make_objective
-from spiral_mega.algorithm.sampling_plan import SamplingPlan
-from spiral_mega.algorithm.weighting import component_totals, make_weighting
+from spiral_mega.algorithm.weighting import (
+    component_totals,
+    make_weighting,
+    training_sequences,
+)
 from spiral_mega.config import Config
+from spiral_mega.config.model_set import DEFAULT_MODEL
 from spiral_mega.data.problems import load_source
 from spiral_mega.kernels import linear_logprob
 from spiral_mega.models.tokenizer import load_tokenizer, stop_ids
 from spiral_mega.packing import attention  # noqa: F401  (registers the attention "tree_torch")
 from spiral_mega.packing.microbatches import split_into_microbatches
-from spiral_mega.packing.training_sequence import SequenceKey, TrainingSequence
 from spiral_mega.packing.tree_batch import TreeBatch, pack
 from spiral_mega.prompts.prompter import Prompter
-from spiral_mega.rewards.number_path import score
-from spiral_mega.rollout.engine import Request, RequestKey
+from spiral_mega.rewards import VerifierPool
+from spiral_mega.rollout.engine import Sampler
+from spiral_mega.rollout.episode_builder import EpisodeBuilder, SamplingContext, Task
 from spiral_mega.rollout.transformers_engine import TransformersEngine
-from spiral_mega.seeds import derive_seed
-from spiral_mega.traces import SEARCH, Episode, Problem, Trace
+from spiral_mega.traces import Episode, Problem
 from spiral_mega.validation.load import load_config
 
 
 def main(steps: int = 20, num_problems: int = 32) -> tuple[PreTrainedModel, list[dict[str, float]]]:
     """Train the demo's model for a few steps; return it, and the metrics of each step."""
     config = load_config("configs/demo.yaml")
-    objective = make_objective(config.algorithm)  # SPIRAL: any other recipe works as well
+    objective = make_objective(config.algorithm)  # SPIRAL; any other recipe works as well
     weighting = make_weighting(config.algorithm, objective)
     problems = load_source(config.data.train[0])
     tokenizer = load_tokenizer(config.model)
-    prompter = Prompter(config.prompts, tokenizer)
     policy = load_model(config, "tree_torch")
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=config.optimizer.lr, weight_decay=0.0)
+    parameters = list(policy.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, weight_decay=0.0)
     engine = TransformersEngine(
         load_model(config, "sdpa"),
         temperature=config.rollout.sampling.temperature,
@@ -53,143 +56,70 @@ def main(steps: int = 20, num_problems: int = 32) -> tuple[PreTrainedModel, list
         max_num_seqs=config.rollout.engine.max_num_seqs,
     )
     history = []
-    for step in range(steps):
-        # 1. Sample: search traces of each problem, then aggregation traces for sets of them.
-        chosen = random.Random(step).sample(problems, num_problems)
-        episodes = sample_episodes(
-            chosen, step, objective.plan, config, engine, prompter, tokenizer
+    with VerifierPool(verifiers=("arithmetic",)) as verifier:
+        prompter, set_order = Prompter(config.prompts, tokenizer), config.algorithm.set_order
+        context = SamplingContext(
+            prompter, verifier, tokenizer, objective.plan, set_order, config.rollout
         )
+        for step in range(steps):
+            # 1. Sample search traces, aggregate sets of them, and verify all.
+            chosen = random.Random(step).sample(problems, num_problems)
+            episodes = sample_episodes(chosen, step, context, engine)
 
-        # 2. Credit: rewards become advantages. From here on nothing depends on the recipe.
-        for episode in episodes:
-            objective.assign_credit(episode)
+            # 2. Turn rewards into advantages. From here on nothing depends on the recipe.
+            for episode in episodes:
+                objective.assign_credit(episode)
 
-        # 3. Weigh each trace, and pack: a prefix that traces share is computed once.
-        totals = component_totals(episodes, objective.components)
-        sequences = []
-        for episode in episodes:
-            for position, trace in enumerate(episode.traces()):
-                if trace.effective:
-                    key, weight = (
-                        SequenceKey(episode.index, position),
-                        weighting.trace_weight(trace, totals),
-                    )
-                    sequences.append(to_training_sequence(trace, key, weight))
-        microbatches = split_into_microbatches(sequences, config.policy.microbatch_tokens)
+            # 3. Weigh each trace that has an advantage.
+            totals = component_totals(episodes, objective.components)
+            sequences = training_sequences(
+                episodes, weighting, totals, [DEFAULT_MODEL], include_ineffective=False
+            )[DEFAULT_MODEL]
 
-        # 4. Update: one optimizer step on the sum over micro-batches.
-        optimizer.zero_grad()
-        losses = [backward(policy, pack(members), config) for members in microbatches]
-        grad_norm = torch.nn.utils.clip_grad_norm_(
-            policy.parameters(), config.optimizer.max_grad_norm
-        )
-        optimizer.step()
+            # 4. Update: one optimizer step on the sum over all micro-batches.
+            optimizer.zero_grad()
+            microbatches = split_into_microbatches(sequences, config.policy.microbatch_tokens)
+            loss = sum(backward(policy, pack(members), config) for members in microbatches)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.max_grad_norm)
+            optimizer.step()
 
-        # 5. Sync: the next step samples from the new weights.
-        engine.load_weights(policy.state_dict().items())
+            # 5. Sync: the next step samples from the new weights.
+            engine.load_weights(policy.state_dict().items())
 
-        metrics = mean_rewards(episodes) | {
-            "train/loss": sum(losses),
-            "optim/grad_norm": float(grad_norm),
-        }
-        print(
-            f"step {step + 1}/{steps}",
-            *(f"{name}={value:.3f}" for name, value in metrics.items()),
-            flush=True,
-        )
-        history.append(metrics)
+            history.append(
+                mean_rewards(episodes) | {"train/loss": loss, "optim/grad_norm": float(norm)}
+            )
+            values = (f"{name}={value:.3f}" for name, value in history[-1].items())
+            print(f"step {step + 1}/{steps}", *values, flush=True)
     return policy, history
 
 
 def sample_episodes(
-    problems: list[Problem],
-    step: int,
-    plan: SamplingPlan,
-    config: Config,
-    engine: TransformersEngine,
-    prompter: Prompter,
-    tokenizer: PreTrainedTokenizerBase,
+    problems: list[Problem], step: int, context: SamplingContext, engine: Sampler
 ) -> list[Episode]:
-    """Sample N1 search traces a problem, draw K sets of them, and sample N2 aggregation traces a set."""
+    """Sample N1 search traces for each problem, and N2 aggregation traces for each of K sets.
 
-    def request(problem: Problem, key: RequestKey, prompt: list[int], num_samples: int) -> None:
-        seed = derive_seed(config.run.seed, step, problem.id, key.component, str(key.set_index))
-        engine.add(
-            Request(key, prompt, num_samples, seed, config.rollout.sampling.max_response_tokens)
-        )
-        prompts[key] = prompt
-
-    def finished_traces() -> dict[RequestKey, list[Trace]]:
-        traces: dict[RequestKey, list[Trace]] = defaultdict(list)
-        while engine.has_unfinished():
-            for sample in engine.step():
-                key, response, logprobs = sample.key, sample.token_ids, sample.logprobs
-                text = tokenizer.decode(response, skip_special_tokens=True)
-                trace = Trace(
-                    key.component,
-                    sample.index,
-                    prompts[key],
-                    response,
-                    logprobs,
-                    sample.finish,
-                    text,
-                )
-                trace.set_index, trace.reward = (
-                    key.set_index,
-                    score(text, problems[key.episode].answer),
-                )
-                traces[key].append(trace)
-        return {key: sorted(group, key=lambda trace: trace.index) for key, group in traces.items()}
-
-    prompts: dict[RequestKey, list[int]] = {}
+    A set is requested as soon as its last member has finished.
+    """
+    builders = []
     for index, problem in enumerate(problems):
-        request(
-            problem, RequestKey(index, SEARCH), prompter.search_prompt(problem), plan.search_traces
-        )
-    search = finished_traces()
-    sets = {}
-    for index, problem in enumerate(problems):
-        sets[index] = plan.draw_sets(
-            np.random.default_rng(derive_seed(config.run.seed, step, problem.id, "sets"))
-        )
-        for set_index, drawn in enumerate(sets[index]):
-            members = [search[RequestKey(index, SEARCH)][position] for position in drawn.members]
-            prompt = prompter.aggregation_prompt(problem, members)
-            request(
-                problem,
-                RequestKey(index, drawn.component, set_index),
-                prompt,
-                plan.aggregation_traces,
-            )
-    answers = finished_traces()
-    episodes = []
-    for index, problem in enumerate(problems):
-        groups = [
-            answers[RequestKey(index, drawn.component, i)] for i, drawn in enumerate(sets[index])
-        ]
-        members_of_sets = [drawn.members for drawn in sets[index]]
-        search_traces = search[RequestKey(index, SEARCH)]
-        episodes.append(Episode(problem, step, search_traces, members_of_sets, groups, index=index))
-    return episodes
-
-
-def to_training_sequence(trace: Trace, key: SequenceKey, weight: float) -> TrainingSequence:
-    """Return what the update needs of a trace: tokens, the sampler's log-probs, an advantage and a weight."""
-    return TrainingSequence(
-        key, trace.prompt_ids, trace.response_ids, trace.logprobs, trace.advantage, weight
-    )
+        task = Task(problem, step, seed_parts=(step, problem.id))
+        builders.append(EpisodeBuilder(context, index, task, verify_rewards=True))
+        engine.add(builders[index].first_request())
+    while engine.has_unfinished():
+        for sample in engine.step():
+            for request in builders[sample.key.episode].add_sample(sample):
+                engine.add(request)
+    return [builder.build() for builder in builders]
 
 
 def backward(policy: PreTrainedModel, batch: TreeBatch, config: Config) -> float:
-    """Add the gradient of one micro-batch; return its loss."""
-    output = policy.base_model(
-        batch.input_ids, position_ids=batch.position_ids, **batch.attention_kwargs()
-    )
+    """Add the gradient of one micro-batch, whose shared prefixes are computed once; return its loss."""
+    tokens = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    output = policy.base_model(**tokens, **batch.attention_kwargs())
     hidden_UH = output.last_hidden_state[0, batch.logit_indices]
-    head_VH, temperature = (
-        policy.get_output_embeddings().weight,
-        config.rollout.sampling.temperature,
-    )
+    head_VH = policy.get_output_embeddings().weight
+    temperature = config.rollout.sampling.temperature
     logprobs_U = linear_logprob(hidden_UH, head_VH, batch.labels, temperature=temperature).logprob
     logprobs_R = logprobs_U[
         batch.gather_indices
@@ -201,17 +131,18 @@ def backward(policy: PreTrainedModel, batch: TreeBatch, config: Config) -> float
 
 
 def load_model(config: Config, attention_name: str) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        config.model.path, dtype=torch.float32, attn_implementation=attention_name
-    )
+    """Load the demo's model in float32."""
+    options = {"dtype": torch.float32, "attn_implementation": attention_name}
+    return AutoModelForCausalLM.from_pretrained(config.model.path, **options)
 
 
 def mean_rewards(episodes: list[Episode]) -> dict[str, float]:
+    """Return the mean reward of each component's traces."""
     rewards = defaultdict(list)
     for episode in episodes:
         for trace in episode.traces():
             rewards[f"reward/{trace.component}"].append(trace.reward)
-    return {name: float(np.mean(values)) for name, values in rewards.items()}
+    return {name: fmean(values) for name, values in rewards.items()}
 
 
 if __name__ == "__main__":
