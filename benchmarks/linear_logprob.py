@@ -1,4 +1,4 @@
-"""Time and memory of the fused head, forward and backward, compared with other implementations and the matrix products alone.
+"""Time and memory of the fused head, forward and backward, compared with other implementations and matrix products.
 
     python -m benchmarks.linear_logprob --tokens 4096 --hidden 1024 --dtype bfloat16 --rounds 3
 

@@ -126,7 +126,7 @@ def ours(folder: str, steps: int) -> float:
             "run": {"dir": f"{folder}/run", "steps": steps + 1},
             "model": {"path": folder},
             "data": {
-                "train": [{"path": str(data), "kind": "benchmarks.step_vs_trl:parity"}],
+                "train": [{"path": str(data), "verifier": "benchmarks.step_vs_trl:parity"}],
                 "max_prompt_tokens": 64,
             },
             "prompts": {"instruction": ""},

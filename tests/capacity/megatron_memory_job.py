@@ -14,7 +14,7 @@ def peaks(runtime: Runtime, argument: Argument) -> dict[str, int]:
     """As on FSDP2, in an update of three micro-batches."""
     small, cases, sequences = argument
     smallest = make_config(
-        small, policy={"backend": "megatron", "megatron": {"engine.tensor_parallel": 2}}
+        small, policy={"backend": "megatron", "megatron": {"tensor_parallel": 2}}
     )
     return peaks_of(
         lambda config: MegatronPolicy(config, runtime), smallest, cases, [sequences] * 3

@@ -75,13 +75,13 @@ def test_traced_peaks_are_within_ten_percent_of_real_ones(
 
 
 MEGATRON: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "TP2": ({"engine.tensor_parallel": 2}, {}),
+    "TP2": ({"tensor_parallel": 2}, {}),
     "TP2, checkpointing": (
-        {"engine.tensor_parallel": 2},
+        {"tensor_parallel": 2},
         {"policy": {"activation_checkpointing": True}},
     ),
     "PP2": ({"pipeline_parallel": 2}, {}),
-    "TP2, LoRA": ({"engine.tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
+    "TP2, LoRA": ({"tensor_parallel": 2}, {"model": {"lora": {"rank": 16}}}),
 }
 
 
