@@ -112,7 +112,10 @@ class Run:
             self.checkpoints.save(step, self._state(step), meta)
 
     def resume(self) -> int:
-        """Load the checkpoint to resume from, if any, and write config.yaml; return the steps completed so far."""
+        """Load the checkpoint to resume from, if any; return the number of completed steps.
+
+        Also removes traces of later steps, and writes config.yaml and status.json.
+        """
         step = self.resume_from or 0
         if self.resume_from is not None:
             state = self._state(0)
@@ -135,7 +138,7 @@ class Run:
         return step
 
     def set_status(self, state: Literal["running", "stopped", "finished"], step: int) -> None:
-        """Write the state after `step` steps to status.json; a run that was killed stays at "running"."""
+        """Write the state after `step` steps to status.json; after a kill it stays "running"."""
         if self.runtime.is_main:
             set_status(self.folder, state, step)
 
@@ -166,9 +169,8 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
         check_policy(config, runtime.world_size)
         data = _load_data(config)
         checkpoints, resume_from = _find_checkpoint(folder, config, data, runtime)
-        verifier = stack.enter_context(
-            make_verifier_pool(config.rewards, [*data.train_problems, *data.eval_problems])
-        )
+        problems = [*data.train_problems, *data.eval_problems]
+        verifier = stack.enter_context(make_verifier_pool(config.rewards, problems))
         telemetry = stack.enter_context(_make_telemetry(folder, config, runtime))
         policies, frozen = build_policies(config, runtime)
         sampler = ProblemSampler(len(data.train_problems), config.run.seed)
@@ -190,9 +192,8 @@ def open_run(config: Config, runtime: Runtime) -> Iterator[Run]:
             )
             rollout = _build_rollout(config, data, objective, sync, make_pipeline, sampler, runtime)
         stack.enter_context(watched(folder, runtime, config.run.hang_minutes * 60))
-        stack.callback(
-            checkpoints.wait
-        )  # also when the run fails: before the engine takes the process group along
+        # Also when the run fails, and before the engine closes, which ends the process group.
+        stack.callback(checkpoints.wait)
         yield Run(
             config=config,
             runtime=runtime,
@@ -250,9 +251,9 @@ def _load_data(config: Config) -> _Data:
     prompter = Prompter(config.prompts, tokenizer)
     limit = config.data.max_prompt_tokens
     train_problems = load_problems(config.data.train, prompter.search_prompt, limit)
-    eval_problems = (
-        load_problems(config.data.eval, prompter.search_prompt, limit) if config.data.eval else []
-    )
+    eval_problems: list[Problem] = []
+    if config.data.eval:
+        eval_problems = load_problems(config.data.eval, prompter.search_prompt, limit)
     _warn_of_overlap(train_problems, eval_problems)
     return _Data(tokenizer, prompter, train_problems, eval_problems)
 
@@ -260,7 +261,10 @@ def _load_data(config: Config) -> _Data:
 def _find_checkpoint(
     folder: Path, config: Config, data: _Data, runtime: Runtime
 ) -> tuple[CheckpointManager, int | None]:
-    """Return the run's checkpoints and the step to resume from; without one, archive the records of earlier starts."""
+    """Return the checkpoints and the step to resume from.
+
+    Without one, archive what earlier starts recorded.
+    """
     checkpoints = CheckpointManager(folder / "checkpoints", config.checkpoint.keep_last)
     resume_from = find_resumable(
         checkpoints, config, fingerprint(data.train_problems), runtime.world_size
@@ -284,7 +288,7 @@ def _build_engines(
     frozen: dict[str, FrozenPolicy],
     runtime: Runtime,
 ) -> tuple[Sampler, Syncs]:
-    """Return the sampler, and for each model the sync of its weights; the canary prompt is the first problem's."""
+    """Return the sampler, and the sync of each model's weights into its engine."""
     sampler, engines = build_engines(config, stop_ids(config.model, data.tokenizer), runtime)
     canary = data.prompter.search_prompt(data.train_problems[0])
     syncs = {}
@@ -304,7 +308,7 @@ def _build_rollout(
     sampler: ProblemSampler,
     runtime: Runtime,
 ) -> _Rollout:
-    """Make the pipelines of training and of held-out problems, and the collector of batches. Collective."""
+    """Make the pipelines of training and of evaluation, and the collector. Collective."""
     training = make_pipeline(objective.plan)
     evaluation = None
     if data.eval_problems:

@@ -1,4 +1,4 @@
-"""Seeds that depend on what is sampled, never on who samples it or when."""
+"""Derive seeds from what is sampled, independently of which rank samples it, and when."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ SEED_BITS = 62
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**62) from the identity of what it is for, such as (run seed, step, problem
-    id, "search").
+    """Return a seed in [0, 2**62) for what `parts` identify.
 
-    Requests for several samples use `seed + i` for sample i; hashing keeps the base seeds far
-    apart.
+    Such as (run seed, step, problem id, "search"). A request for several samples uses `seed + i` for
+    sample i; hashing keeps the base seeds far apart.
     """
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> (
-        64 - SEED_BITS
-    )
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - SEED_BITS)

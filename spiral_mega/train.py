@@ -2,9 +2,9 @@
 
 One step, from a batch of problems to updated weights in the engine:
 
-    collect --------> assign credit ----> training sequences ----> update ------> sync -----> log, checkpoint
-    episodes:         rewards become      weighted, packed into    optimizer      weights
-    traces, rewards   advantages          micro-batches            steps          to engine
+    collect -------> assign credit --> training sequences --> update -----> sync ----> log,
+    episodes:        rewards become    weighted, packed       optimizer     weights    checkpoint
+    traces, rewards  advantages        into micro-batches     steps         to engine
 
 Credit is assigned to each episode as it completes, while the batch is being collected: dynamic
 sampling has to know which episodes are effective. What follows sees traces with advantages, and no
@@ -50,7 +50,7 @@ Metrics = dict[str, float]
 
 
 def train(config: Config, runtime: Runtime) -> None:
-    """Run or resume the training that `config` describes, until its last step or a request to stop. Collective."""
+    """Run or resume a training, until its last step or a request to stop. Collective."""
     with open_run(config, runtime) as run:
         step = saved = run.resume()
         run.sync()
@@ -88,8 +88,7 @@ def train(config: Config, runtime: Runtime) -> None:
 
 
 def train_step(run: Run, step: int) -> Metrics:
-    """Train on the batch that follows `step` completed steps, and return the step's metrics.
-    Collective.
+    """Train on the next batch after `step` completed steps; return its metrics. Collective.
 
     Raises Interrupted if the run was asked to stop while it sampled; its state is then that before
     the step.
@@ -106,15 +105,12 @@ def train_step(run: Run, step: int) -> Metrics:
                 write_traces(trace_path(run.folder, step + 1, run.runtime.rank), batch.sampled)
     times = max_over_ranks(run.timer.pop() | memory_metrics())
     tokens = metrics["rollout/response_tokens"] + metrics["rollout/prompt_tokens"]
-    return (
-        metrics
-        | times
-        | {"throughput/tokens_per_s": tokens / times["time/step"], "data/epoch": run.sampler.epoch}
-    )
+    throughput = {"throughput/tokens_per_s": tokens / times["time/step"]}
+    return metrics | times | throughput | {"data/epoch": run.sampler.epoch}
 
 
 def collect(run: Run, step: int, assign_credit: AssignCredit) -> tuple[Batch, Metrics]:
-    """Sample the batch of a step, with credit assigned to its episodes; return it and its metrics."""
+    """Sample the batch of a step and assign credit; return the batch and its metrics."""
     sampler_state = run.sampler.state_dict()
     try:
         with run.timer("rollout"):
@@ -130,7 +126,7 @@ def collect(run: Run, step: int, assign_credit: AssignCredit) -> tuple[Batch, Me
 
 
 def update(run: Run, batch: Batch) -> Metrics:
-    """Make one optimizer update of every model from each minibatch; return the metrics of all updates combined."""
+    """Update every model once from each minibatch; return the combined metrics."""
     updates: dict[str, list[Metrics]] = {model: [] for model in run.policies}
     for episodes in split_minibatches(batch, run.config.batch.minibatches):
         with run.timer("exchange"):
@@ -147,7 +143,7 @@ def update(run: Run, batch: Batch) -> Metrics:
 
 
 def split_minibatches(batch: Batch, count: int) -> list[list[Episode]]:
-    """Split the kept episodes into `count` parts by prompt index: the same parts on any number of ranks."""
+    """Split the kept episodes by prompt index: the same parts on any number of ranks."""
     part_of = {index: position % count for position, index in enumerate(batch.kept_indices)}
     parts: list[list[Episode]] = [[] for _ in range(count)]
     for episode in batch.kept:
@@ -156,7 +152,7 @@ def split_minibatches(batch: Batch, count: int) -> list[list[Episode]]:
 
 
 def weighted_sequences(run: Run, episodes: Sequence[Episode]) -> dict[str, list[TrainingSequence]]:
-    """Return each model's training sequences from this rank's episodes, weighted over all ranks; collective."""
+    """Return this rank's training sequences by model, weighted over all ranks; collective."""
     totals = sum_totals(component_totals(episodes, run.objective.components))
     regularized = Regularizers.from_algorithm(run.config.algorithm).active
     return training_sequences(
@@ -178,7 +174,7 @@ def sum_totals(local: dict[str, ComponentTotals]) -> dict[str, ComponentTotals]:
 
 
 def update_policy(run: Run, policy: Policy, sequences: list[TrainingSequence]) -> Metrics:
-    """Make one optimizer update from the sequences of all ranks; return its metrics, or none without sequences."""
+    """Make one update from the sequences of all ranks; no metrics without sequences."""
     budget = run.config.policy.microbatch_tokens
     with run.timer("exchange"):
         microbatches = distribute(sequences, budget, policy.replica)
@@ -189,11 +185,8 @@ def update_policy(run: Run, policy: Policy, sequences: list[TrainingSequence]) -
 
 def evaluate_held_out(run: Run) -> Metrics:
     """Return the metrics of the held-out problems; collective."""
-    assert (
-        run.eval_pipeline is not None
-    )  # the configuration refuses held-out problems without an engine
+    assert run.eval_pipeline is not None  # a replay, without an engine, has no held-out problems
+    repeats, seed = run.config.eval.repeats, run.config.run.seed
     with run.timer("eval"):
-        metrics = measure_accuracy(
-            run.eval_pipeline, run.eval_problems, run.config.eval.repeats, run.config.run.seed
-        )
+        metrics = measure_accuracy(run.eval_pipeline, run.eval_problems, repeats, seed)
     return metrics | run.timer.pop()

@@ -1,1 +1,1 @@
-"""Pure functions of the method: which sets are drawn, who gets which credit, and what the loss of a token is."""
+"""Pure functions of the method: drawing sets, assigning credit, weighting traces, token losses."""

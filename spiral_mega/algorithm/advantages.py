@@ -1,4 +1,7 @@
-"""From rewards to advantages, for one problem. float64 throughout."""
+"""Turn the rewards of one problem into advantages. float64 throughout.
+
+Symbols, as in the paper: N1 search traces, K sets, N2 aggregation traces for each set.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ FloatArray = NDArray[np.float64]
 
 
 def set_scores(rewards: ArrayLike) -> FloatArray:
-    """Set scores [K] from the aggregation rewards [K, N2]: f_l = (1/N2) sum_i r_li (paper, 3.2).
+    """Return set scores [K] of aggregation rewards [K, N2]: f_l = (1/N2) sum_i r_li (paper, 3.2).
 
-    Raises ValueError if the rewards are not a non-empty finite [K, N2].
+    Raises ValueError unless the rewards are finite and of a nonempty shape [K, N2].
     """
     scores: FloatArray = _finite(rewards, "rewards", ndim=2).mean(axis=1)
     return scores
@@ -22,12 +25,11 @@ def set_scores(rewards: ArrayLike) -> FloatArray:
 def marginal_set_advantages(
     sets: Sequence[Sequence[int]], scores: ArrayLike, num_traces: int
 ) -> FloatArray:
-    """Credit [N1] of the search traces: the mean of f_l - mean(f) over the sets l that hold the
-    trace (eq. 8).
+    """Return the marginal set advantages [N1] of the search traces (eq. 8).
 
-    A trace in no set gets 0. `sets` holds K sets of distinct traces of 0..N1-1, `scores` is [K].
-    Raises ValueError for other shapes, for indexes out of range or repeated in a set, and for
-    non-finite scores.
+    A trace gets the mean of f_l - mean(f) over the sets l that contain it, and 0 if none does.
+    `sets` holds K sets of distinct traces of 0..N1-1, `scores` is [K]. Raises ValueError for other
+    shapes, for traces out of range or repeated in a set, and for scores that are not finite.
     """
     values = _finite(scores, "scores", ndim=1)
     member = _membership(sets, num_traces)
@@ -41,9 +43,9 @@ def marginal_set_advantages(
 
 
 def aggregation_advantages(rewards: ArrayLike) -> FloatArray:
-    """Credit [K, N2] of the aggregation traces: r_li - f_l, within the trace's own set (eq. 9).
+    """Return the advantages [K, N2] of the aggregation traces: r_li - f_l, within each set (eq. 9).
 
-    Raises ValueError if the rewards are not a non-empty finite [K, N2].
+    Raises ValueError unless the rewards are finite and of a nonempty shape [K, N2].
     """
     values = _finite(rewards, "rewards", ndim=2)
     return values - set_scores(values)[:, None]
@@ -52,52 +54,46 @@ def aggregation_advantages(rewards: ArrayLike) -> FloatArray:
 def spiral_advantages(
     sets: Sequence[Sequence[int]], aggregation_rewards: ArrayLike, num_traces: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Credit of the search traces [N1] (eq. 8) and of the aggregation traces [K, N2] (eq. 9)."""
+    """Return the advantages of search traces [N1] (eq. 8) and of aggregation traces [K, N2] (eq. 9)."""
     search = marginal_set_advantages(sets, set_scores(aggregation_rewards), num_traces)
     return search, aggregation_advantages(aggregation_rewards)
 
 
 def group_advantages(rewards: ArrayLike, normalize_std: bool = False) -> FloatArray:
-    """Credit [N] within one group, r_j - mean(r); with `normalize_std` divided by the group's
-    (population) std.
+    """Return the advantages [N] within one group, r_j - mean(r).
 
-    A group of equal rewards gets zeros. Raises ValueError if the rewards are not a non-empty finite
-    [N].
+    With `normalize_std` they are divided by the group's population standard deviation. A group of
+    equal rewards gets zeros. Raises ValueError unless the rewards are finite and not empty.
     """
     values = _finite(rewards, "rewards", ndim=1)
-    # Not rewards - mean: the mean of equal floats may be an ulp away, which a division by the std
-    # would blow up.
+    # The mean of equal floats may be an ulp off, which a division by the deviation would amplify.
     if np.ptp(values) == 0:
         return np.zeros_like(values)
     centred = values - values.mean()
     if not normalize_std:
         return np.asarray(centred)
-    # Scaled to its largest first, so that the squares in the std can neither underflow nor
-    # overflow.
+    # Scaled to the largest first, so that squares neither underflow nor overflow.
     centred /= np.abs(centred).max()
     normalized: FloatArray = centred / centred.std()
     return normalized
 
 
 def leave_one_out_advantages(rewards: ArrayLike) -> FloatArray:
-    """Credit [N] within one group, r_j - the mean of the others' = N / (N - 1) (r_j - mean(r)); 0
-    for N = 1.
+    """Return the leave-one-out advantages [N] within one group; 0 for N = 1.
 
-    Raises ValueError if the rewards are not a non-empty finite [N].
+    r_j - mean of the others' rewards = N / (N - 1) (r_j - mean(r)). Raises ValueError unless the
+    rewards are finite and not empty.
     """
     centred = group_advantages(rewards)
     return centred * (len(centred) / max(len(centred) - 1, 1))
 
 
 def _membership(sets: Sequence[Sequence[int]], num_traces: int) -> FloatArray:
-    """[K, N1], 1 where the set holds the trace."""
+    """Return [K, N1], 1 where the set contains the trace."""
     member = np.zeros((len(sets), num_traces))
     for row, chosen in zip(member, sets, strict=True):
-        if (
-            not chosen
-            or len(set(chosen)) != len(chosen)
-            or not all(0 <= trace < num_traces for trace in chosen)
-        ):
+        in_range = all(0 <= trace < num_traces for trace in chosen)
+        if not chosen or len(set(chosen)) != len(chosen) or not in_range:
             raise ValueError(
                 f"set {tuple(chosen)} must hold distinct traces of 0..{num_traces - 1}, at least one"
             )
@@ -115,8 +111,7 @@ def _finite(values: ArrayLike, name: str, ndim: int) -> FloatArray:
             f"{name} has shape {array.shape}: it must have {ndim} dimension(s), none of them empty"
         )
     if not np.isfinite(array).all():
-        bad = array[~np.isfinite(array)][0]
-        raise ValueError(
-            f"{name} holds {bad} at {np.argwhere(~np.isfinite(array))[0].tolist()}: it must be finite"
-        )
+        position = np.argwhere(~np.isfinite(array))[0].tolist()
+        bad = array[tuple(position)]
+        raise ValueError(f"{name} holds {bad} at {position}: it must be finite")
     return array

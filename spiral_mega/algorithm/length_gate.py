@@ -1,4 +1,4 @@
-"""The length gate: no positive credit for a response longer than the target."""
+"""Length gate: no positive advantage for a response longer than the target."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from spiral_mega.traces import Trace
 def gate_advantages(
     advantages: ArrayLike, lengths: ArrayLike, target_length: int | None
 ) -> FloatArray:
-    """Gated advantages (eq. 10), elementwise: 0 where A > 0 and L > target_length, A elsewhere.
+    """Return 0 where A > 0 and L > target_length, and A elsewhere (eq. 10); elementwise.
 
-    A length equal to the target is kept, and so is any advantage that is not positive. `lengths`
-    are response tokens, the end token included. None: no gate. Raises ValueError if the shapes
-    differ.
+    `lengths` count response tokens, the end token included. A `target_length` of None is no gate.
+    Raises ValueError if the shapes differ.
     """
     values = np.asarray(advantages, dtype=np.float64)
     tokens = np.asarray(lengths)
@@ -32,8 +31,16 @@ def gate_advantages(
 
 
 def assign_gated(traces: Sequence[Trace], advantages: ArrayLike, target_length: int | None) -> None:
-    """Write the gated advantages [N] to the N traces, and whether the gate took any."""
+    """Write gated advantages [N] to N traces, and to each whether the gate changed its own."""
     raw = np.asarray(advantages, dtype=np.float64)
     gated = gate_advantages(raw, [trace.length for trace in traces], target_length)
     for trace, before, after in zip(traces, raw.tolist(), gated.tolist(), strict=True):
         trace.advantage, trace.gated = after, after != before
+
+
+def assign_gated_groups(
+    groups: Sequence[Sequence[Trace]], advantages: ArrayLike, target_length: int | None
+) -> None:
+    """Write gated advantages [K, N2] to K groups of N2 traces, as `assign_gated` does."""
+    for traces, group_advantages in zip(groups, np.asarray(advantages), strict=True):
+        assign_gated(traces, group_advantages, target_length)

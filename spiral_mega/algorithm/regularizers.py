@@ -1,20 +1,24 @@
-"""What may be added to the loss of a token beside its advantage: an entropy bonus and the KL to a
-reference policy.
+"""Regularizers of a token's loss: an entropy bonus, and the KL divergence to a reference policy.
 
-With d = log pi_ref - log pi at a sampled token, the KL estimators are k1 = -d, k2 = d^2 / 2, k3 =
-exp(d) - 1 - d. Where the KL enters decides what is optimised (on policy; s: the tokens before):
+With d = log pi_ref - log pi at a sampled token, the KL estimators are
 
-- reward: each token's advantage loses beta times the sum of k over it and the tokens after it. With
-  k1 the update is -beta grad KL(pi || pi_ref) of whole responses, exactly; k2 and k3 leave out what
-  their own gradient would add.
-- loss: beta k is added to the token's loss. k2 gives the gradient of KL(pi(. | s) || pi_ref(. | s))
-  at the states that were sampled, k3 that of the reverse, KL(pi_ref(. | s) || pi(. | s)); k1's has
-  mean 0, so the configuration refuses it. What a token does to the states that follow is left out.
+    k1 = -d        k2 = d^2 / 2        k3 = exp(d) - 1 - d
 
-The entropy bonus gives the gradient of H(pi(. | s)) at the states that were sampled. All are under
-the token's weight w_c / D, as its loss is, and reach every trace of a component that is trained,
-those without credit too. A component's goal with scale s thus weighs beta T / s against its reward,
-T the traces of a problem.
+`algorithm.kl.apply` decides what is optimized (on policy; s: the preceding tokens):
+
+- `reward`: a token's advantage is reduced by beta times the sum of k over it and the tokens after
+  it. With k1 the update is exactly -beta grad KL(pi || pi_ref) of whole responses; k2 and k3 leave
+  out what their own gradient would add.
+- `loss`: beta k is added to the token's loss. k2 gives the gradient of KL(pi(. | s) || pi_ref(. |
+  s)) at the sampled states, k3 that of the reverse, KL(pi_ref(. | s) || pi(. | s)). The gradient of
+  k1 has mean 0, so the configuration refuses it. The effect of a token on later states is ignored.
+
+The entropy bonus gives the gradient of H(pi(. | s)) at the sampled states. All terms are multiplied
+by the token's weight w_c / D, as its loss is, and apply to every trace of a trained component, also
+to those without credit. Against the reward of a component with scale s, the KL of a problem with T
+traces thus counts beta T / s.
+
+Suffix _R: one value for each of the R response tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -32,26 +36,30 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:
-    """k1, k2 or k3 [T] of the log-probs [T] that policy and reference give the sampled tokens."""
+    """Return k1, k2 or k3 [R] of the log-probs [R] of the sampled tokens under policy and reference."""
     d = reference_logprobs - logprobs
     if estimator == "k1":
         return -d
-    return d * d / 2 if estimator == "k2" else d.clamp(max=MAX_LOG_RATIO).exp() - 1 - d
+    if estimator == "k2":
+        return d * d / 2
+    return d.clamp(max=MAX_LOG_RATIO).exp() - 1 - d
 
 
-def sum_to_end(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """At each token the sum [T] of `values` over it and the rest of its sequence; sequences stand in order of id."""
-    exact = values.double()
-    totals = torch.zeros_like(exact).index_add(0, sequence_ids, exact)
-    before = totals.cumsum(0) - totals  # of all sequences before each
-    return (totals[sequence_ids] - (exact.cumsum(0) - exact - before[sequence_ids])).to(
-        values.dtype
-    )
+def sum_to_end(values_R: Tensor, sequence_ids_R: Tensor) -> Tensor:
+    """Return at each token the sum [R] of `values_R` over it and the rest of its sequence.
+
+    Sequences are contiguous and in ascending order of id.
+    """
+    exact_R = values_R.double()
+    total_R = torch.zeros_like(exact_R).index_add(0, sequence_ids_R, exact_R)  # by sequence id
+    preceding_R = total_R.cumsum(0) - total_R  # sum over all sequences before each
+    before_token_R = exact_R.cumsum(0) - exact_R - preceding_R[sequence_ids_R]
+    return (total_R[sequence_ids_R] - before_token_R).to(values_R.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Regularizers:
-    """The terms of a configuration; with all of them off, they change nothing."""
+    """The regularizers of a configuration. With all of them off, they change nothing."""
 
     entropy_bonus: float
     kl: KlConfig | None
@@ -67,26 +75,25 @@ class Regularizers:
 
     def advantages(
         self,
-        advantages: Tensor,
-        logprobs: Tensor,
-        reference_logprobs: Tensor | None,
-        sequence_ids: Tensor,
+        advantages_R: Tensor,
+        logprobs_R: Tensor,
+        reference_logprobs_R: Tensor | None,
+        sequence_ids_R: Tensor,
     ) -> Tensor:
-        """The advantages [T], less the KL where it is a reward."""
-        if self.kl is None or reference_logprobs is None or self.kl.apply != "reward":
-            return advantages
-        k = kl_estimate(logprobs.detach(), reference_logprobs, self.kl.estimator)
-        return advantages - self.kl.coefficient * sum_to_end(k, sequence_ids)
+        """Return the advantages [R], minus the KL where it applies as a reward."""
+        if self.kl is None or reference_logprobs_R is None or self.kl.apply != "reward":
+            return advantages_R
+        kl_R = kl_estimate(logprobs_R.detach(), reference_logprobs_R, self.kl.estimator)
+        return advantages_R - self.kl.coefficient * sum_to_end(kl_R, sequence_ids_R)
 
     def penalty(
-        self, logprobs: Tensor, entropy: Tensor, reference_logprobs: Tensor | None
+        self, logprobs_R: Tensor, entropy_R: Tensor, reference_logprobs_R: Tensor | None
     ) -> Tensor | None:
-        """What is added to the tokens' losses [T], or None."""
+        """Return what is added to the tokens' losses [R], or None."""
         terms = []
         if self.entropy_bonus:
-            terms.append(-self.entropy_bonus * entropy)
-        if self.kl is not None and reference_logprobs is not None and self.kl.apply == "loss":
-            terms.append(
-                self.kl.coefficient * kl_estimate(logprobs, reference_logprobs, self.kl.estimator)
-            )
+            terms.append(-self.entropy_bonus * entropy_R)
+        if self.kl is not None and reference_logprobs_R is not None and self.kl.apply == "loss":
+            kl_R = kl_estimate(logprobs_R, reference_logprobs_R, self.kl.estimator)
+            terms.append(self.kl.coefficient * kl_R)
         return sum(terms[1:], terms[0]) if terms else None

@@ -1,9 +1,8 @@
-"""Set RL on search traces alone: what the recipes share whose set score needs no aggregation
-(paper, 2.1).
+"""Set RL on search traces alone: the common part of recipes whose set score needs no aggregation.
 
-J = E[f(x, y_1..y_n)] (eq. 2). K of the C(N1, n) sets are scored; a trace learns the mean of f(G) -
-mean(f) over the sets G that hold it. E[update] = M grad J (proposition 3.1). Scores cost no
-samples, so K may well be all C(N1, n).
+Paper, 2.1. J = E[f(x, y_1..y_n)] (eq. 2). K of the C(N1, n) sets are scored; a trace learns the
+mean of f(G) - mean(f) over the sets G that contain it. E[update] = M grad J (proposition 3.1).
+Scores cost no samples, so K may be as large as C(N1, n).
 """
 
 from __future__ import annotations
@@ -23,25 +22,31 @@ SetScore = Callable[[Problem, Sequence[Trace]], float]
 
 
 class SetObjective:
-    """Marginal set advantages by `score`."""
+    """Marginal set advantages with `score` as the set score."""
 
     components = (SEARCH,)
 
     def __init__(self, config: AlgorithmConfig, score: SetScore) -> None:
-        """`config`: search_traces, set_size, num_sets, set_design and the gate. ValueError as `check_design` says."""
+        """Read search_traces, set_size, num_sets, set_design and target_length of `config`.
+
+        Raises ValueError as `check_design` does.
+        """
         self.plan = replace(SamplingPlan.from_algorithm(config), aggregation_traces=0)
         self._config, self._score = config, score
 
     def assign_credit(self, episode: Episode) -> None:
-        """Equations 8 and 10. Raises ValueError for an episode without sets, and for a score that is not finite."""
+        """Assign credit by equations 8 and 10.
+
+        Raises ValueError for an episode without sets, and for a score that is not finite.
+        """
         if not episode.sets:
             raise ValueError(
                 f"problem {episode.problem.id} has no sets: {self._config.objective} needs them"
             )
         scores = []
-        for members in episode.sets:
-            traces = [episode.search[position] for position in members]
-            scores.append(self._score(episode.problem, traces))
+        for chosen in episode.sets:
+            members = [episode.search[trace] for trace in chosen]
+            scores.append(self._score(episode.problem, members))
         advantages = marginal_set_advantages(episode.sets, scores, len(episode.search))
         assign_gated(episode.search, advantages, self._config.target_length)
 

@@ -1,10 +1,9 @@
-"""Which sets of search traces are shown to the aggregator, and what the choice does to the
-gradient's scale.
+"""Draw the sets of search traces that are aggregated; compute the gradient scale of each design.
 
 The marginal set advantage is unbiased up to a factor M (paper, proposition 3.1) for every design
-whose law does not change when the traces are renamed. All three below have that property; it holds
-for a set score that depends on the order of a set too, since the traces are independent and a set's
-order never looks at their content.
+whose law does not change when the traces are renamed. All three designs have that property. It
+also holds for set scores that depend on the order of a set: the traces are independent, and the
+order of a set does not depend on their content.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ import numpy as np
 SetDesign = Literal["uniform", "ordered", "balanced"]
 SetOrder = Literal["ascending", "random"]
 
-# Balanced sets are drawn by rejection, a partition at a time. The last partition must be accepted
-# about this often, and a draw that found no new partition in this many tries (it may be at a dead
-# end) starts again.
-MIN_ACCEPTANCE = 1e-2
-TRIES = 2000
+# Balanced sets are drawn by rejection, one partition at a time.
+MIN_ACCEPTANCE = 1e-2  # least acceptance rate of the last partition
+MAX_TRIES = 2000  # for one partition; then all start again, since this may be a dead end
 
 
 def sample_sets(
@@ -33,17 +30,16 @@ def sample_sets(
     rng: np.random.Generator,
     method: SetDesign = "uniform",
 ) -> list[tuple[int, ...]]:
-    """K = num_sets distinct sets of n = set_size of the traces 0..N-1, N = num_traces.
+    """Draw K = num_sets distinct sets of n = set_size of the traces 0..N-1, N = num_traces.
 
-    - `uniform`: sets in ascending order, uniformly without replacement from all C(N, n) (the
-      paper's).
+    - `uniform`: ascending sets, uniformly without replacement from all C(N, n) (the paper's).
     - `ordered`: tuples, uniformly without replacement from all N!/(N-n)! arrangements.
     - `balanced`: K n/N random partitions of the traces into N/n ascending sets each, so that every
-      trace is in K n/N sets. A partition that would repeat a set is drawn again: that never looks
-      at a trace's name, so the law stays exchangeable.
+      trace is in K n/N sets. A partition that would repeat a set is drawn again. That does not
+      depend on the names of traces, so the law stays exchangeable.
 
-    The order of the list carries no meaning: credit is symmetric in the sets. For `uniform` and
-    `ordered` it is itself uniform. Nothing is enumerated, so any N and n will do.
+    The order of the list has no meaning, since credit is symmetric in the sets; for `uniform` and
+    `ordered` it is itself uniform. Nothing is enumerated, so N and n may be large.
 
     Raises ValueError as `check_design` does.
     """
@@ -67,7 +63,7 @@ def shuffle_members(
 def check_design(
     num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
 ) -> None:
-    """Raise ValueError, with the value and the remedy, if no such sets can be drawn."""
+    """Raise ValueError, with the value and the remedy, if such sets cannot be drawn."""
     if method not in get_args(SetDesign):
         raise ValueError(
             f"set design {method!r} is unknown: use one of {', '.join(get_args(SetDesign))}"
@@ -94,9 +90,9 @@ def check_design(
 def coverage_probability(
     num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
 ) -> float:
-    """q, the probability that a given trace is in some set; exact until the last rounding.
+    """Return q, the probability that a given trace is in some set; exact up to one rounding.
 
-    q = 1 - C(S', K) / C(S, K), with S sets in all and S' that lack the trace; 1 for `balanced`.
+    q = 1 - C(S', K) / C(S, K), with S sets in all and S' without the trace; 1 for `balanced`.
     """
     return float(_coverage(num_traces, set_size, num_sets, method))
 
@@ -104,7 +100,10 @@ def coverage_probability(
 def gradient_scale(
     num_traces: int, set_size: int, num_sets: int, method: SetDesign = "uniform"
 ) -> float:
-    """M = (N/n) q - 1 (proposition 3.1): E[sum_j grad log pi(y_j) A_marg(y_j)] = M grad E[f]. 0 if K = 1 or N = n."""
+    """Return M = (N/n) q - 1 (proposition 3.1); 0 if K = 1 or N = n.
+
+    E[sum_j grad log pi(y_j) A_marg(y_j)] = M grad E[f].
+    """
     return float(
         Fraction(num_traces, set_size) * _coverage(num_traces, set_size, num_sets, method) - 1
     )
@@ -115,13 +114,12 @@ def _coverage(num_traces: int, set_size: int, num_sets: int, method: SetDesign) 
     without = _population(num_traces - 1, set_size, method)
     if method == "balanced" or num_sets > without:
         return Fraction(1)
-    return 1 - Fraction(
-        math.comb(without, num_sets), math.comb(_population(num_traces, set_size, method), num_sets)
-    )
+    population = _population(num_traces, set_size, method)
+    return 1 - Fraction(math.comb(without, num_sets), math.comb(population, num_sets))
 
 
 def _population(num_traces: int, set_size: int, method: SetDesign) -> int:
-    """How many distinct sets there are to draw from."""
+    """Return the number of distinct sets to draw from."""
     return (
         math.perm(num_traces, set_size) if method == "ordered" else math.comb(num_traces, set_size)
     )
@@ -141,8 +139,8 @@ def _check_balanced(num_traces: int, set_size: int, num_sets: int, population: i
             f"of {num_traces} search traces: use num_sets = "
             f"{max(1, num_sets // per_partition) * per_partition}, or the uniform design"
         )
-    # Baranyai's theorem: disjoint partitions exist up to the whole population. The limit is the
-    # cost of rejection.
+    # Disjoint partitions exist up to the whole population (Baranyai); rejection limits their
+    # number.
     acceptance = (1 - (num_sets - per_partition) / population) ** per_partition
     if num_sets < population and acceptance < MIN_ACCEPTANCE:
         raise ValueError(
@@ -167,8 +165,8 @@ def _draw_partitions(
 def _new_partition(
     num_traces: int, set_size: int, taken: set[tuple[int, ...]], rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """A random partition without a set of `taken`; empty if none was found."""
-    for _ in range(TRIES):
+    """Draw a partition that has no set of `taken`; return an empty one if none was found."""
+    for _ in range(MAX_TRIES):
         order = rng.permutation(num_traces).tolist()
         partition = [tuple(sorted(order[i : i + set_size])) for i in range(0, num_traces, set_size)]
         if taken.isdisjoint(partition):
@@ -177,7 +175,7 @@ def _new_partition(
 
 
 def _distinct_below(bound: int, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` distinct integers of [0, bound) in random order, by Floyd's method: as many draws, however dense."""
+    """Draw `count` distinct integers of [0, bound) in random order, with `count` draws (Floyd)."""
     chosen: dict[int, None] = {}
     for last in range(bound - count, bound):
         candidate = _integer_below(last + 1, rng)
@@ -187,7 +185,7 @@ def _distinct_below(bound: int, count: int, rng: np.random.Generator) -> list[in
 
 
 def _integer_below(bound: int, rng: np.random.Generator) -> int:
-    """A uniform integer of [0, bound), of any size: numpy's own stop at 64 bits."""
+    """Draw a uniform integer of [0, bound), of any size; numpy's own are limited to 64 bits."""
     bits = (bound - 1).bit_length()
     size = (bits + 7) // 8
     while True:
@@ -197,24 +195,24 @@ def _integer_below(bound: int, rng: np.random.Generator) -> int:
 
 
 def _combination(rank: int, num_traces: int, set_size: int) -> tuple[int, ...]:
-    """The ascending set at `rank` in lexicographic order."""
+    """Return the ascending set at `rank` in lexicographic order."""
     chosen: list[int] = []
     for trace in range(num_traces):
         if len(chosen) == set_size:
             break
-        holding = math.comb(num_traces - trace - 1, set_size - len(chosen) - 1)
-        if rank < holding:
+        num_with_trace = math.comb(num_traces - trace - 1, set_size - len(chosen) - 1)
+        if rank < num_with_trace:
             chosen.append(trace)
         else:
-            rank -= holding
+            rank -= num_with_trace
     return tuple(chosen)
 
 
 def _arrangement(rank: int, num_traces: int, set_size: int) -> tuple[int, ...]:
-    """The ordered tuple whose mixed-radix digits (base N, then N-1, ...) are `rank`."""
-    left = list(range(num_traces))
+    """Return the ordered tuple whose mixed-radix digits (base N, then N-1, ...) are `rank`."""
+    remaining = list(range(num_traces))
     chosen: list[int] = []
     for _ in range(set_size):
-        rank, position = divmod(rank, len(left))
-        chosen.append(left.pop(position))
+        rank, position = divmod(rank, len(remaining))
+        chosen.append(remaining.pop(position))
     return tuple(chosen)

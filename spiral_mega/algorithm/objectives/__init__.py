@@ -1,9 +1,8 @@
-"""Objectives: what is sampled for a problem, and who gets which credit. One recipe a file of this
-folder.
+"""Objectives (recipes): what is sampled for a problem, and how credit is assigned. One file each.
 
-A new recipe is a new file with a `build(config, options) -> Objective`; its name in the
-configuration is the file's. If it has options of its own, it also has an `Options` (a config
-Section), which `algorithm.options` is read by.
+To add a recipe, add a file with `build(config, options) -> Objective`; `algorithm.objective` is the
+name of the file. For options of its own, define a config Section `Options` in it, as which
+`algorithm.options` is then read.
 """
 
 from __future__ import annotations
@@ -19,63 +18,65 @@ from spiral_mega.traces import SEARCH, Episode
 
 
 class Objective(Protocol):
-    """A recipe. Everything after it (packing, loss, optimizer) sees traces with advantages, never sets."""
+    """A recipe. What follows (packing, loss, optimizer) sees traces with advantages, and no sets."""
 
     @property
     def components(self) -> tuple[str, ...]:
-        """The components that it trains; what loss weights and reductions apply to. Other traces are left alone."""
+        """The components to train, to which loss weights and reductions apply; no others are trained."""
 
     @property
     def plan(self) -> SamplingPlan:
-        """What is sampled for a problem."""
+        """What to sample for a problem."""
 
     def assign_credit(self, episode: Episode) -> None:
-        """Fill `advantage` (after the length gate) and `gated` of every trace from the traces' rewards."""
+        """Set `advantage` (after the length gate) and `gated` of every trace from the rewards."""
 
     def gradient_scales(self) -> dict[str, float]:
-        """The factor s of each component: E[sum of A grad log pi] = s * (its part of the gradient),
-        per problem.
+        """Return the scale s of each component's gradient, without the length gate.
 
-        Without the length gate. Raises ValueError if there is no such factor.
+        E[sum of A grad log pi] = s * (the component's part of grad J), for each problem. Raises
+        ValueError if there is no such factor.
         """
 
 
 class NoOptions(Section):
-    """Of a recipe that has none."""
+    """For a recipe without options."""
 
 
 class FreezeComponent:
-    """An objective with one of two models held: its traces are sampled, and get no credit (paper, appendix B)."""
+    """An objective with one of two models frozen: it samples, and its traces get no credit.
 
-    def __init__(self, objective: Objective, held: str) -> None:
-        """`held`: search or aggregation."""
+    Paper, appendix B.
+    """
+
+    def __init__(self, objective: Objective, frozen: str) -> None:
+        """`frozen`: the name of the frozen model, search or aggregation."""
         self.plan, self._objective = objective.plan, objective
         self.components = tuple(
-            name for name in objective.components if (name == SEARCH) != (held == SEARCH)
+            name for name in objective.components if (name == SEARCH) != (frozen == SEARCH)
         )
 
     def assign_credit(self, episode: Episode) -> None:
-        """As the objective does; then nothing is left to those that are held."""
+        """Assign credit as the objective does, then remove that of the frozen model's traces."""
         self._objective.assign_credit(episode)
         for trace in episode.traces():
             if trace.component not in self.components:
                 trace.advantage, trace.gated = 0.0, False
 
     def gradient_scales(self) -> dict[str, float]:
-        """Those of the others, which do not change: each is a gradient with the other model's weights held."""
-        return {
-            name: each
-            for name, each in self._objective.gradient_scales().items()
-            if name in self.components
-        }
+        """Return the scales of the components that are trained; freezing does not change them.
+
+        Each is the scale of a gradient at fixed weights of the other model.
+        """
+        scales = self._objective.gradient_scales()
+        return {name: scale for name, scale in scales.items() if name in self.components}
 
 
-def make_objective(config: AlgorithmConfig, held: str | None = None) -> Objective:
-    """The objective that `config.objective` names, with `config.options`; of two models, `held`
-    learns nothing.
+def make_objective(config: AlgorithmConfig, frozen: str | None = None) -> Objective:
+    """Return the objective that `config.objective` names, with `config.options`.
 
-    Raises ValueError for an unknown name, with the known ones, and for options that are not the
-    recipe's.
+    `frozen` names the one of two models that is not trained. Raises ValueError for an unknown
+    objective, listing the known ones, and for options that are not the recipe's.
     """
     known = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if config.objective not in known:
@@ -87,4 +88,4 @@ def make_objective(config: AlgorithmConfig, held: str | None = None) -> Objectiv
         getattr(recipe, "Options", NoOptions), config.options, "algorithm.options"
     )
     objective = cast(Objective, recipe.build(config, options))
-    return objective if held is None else FreezeComponent(objective, held)
+    return objective if frozen is None else FreezeComponent(objective, frozen)

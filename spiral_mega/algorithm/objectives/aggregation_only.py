@@ -1,14 +1,13 @@
-"""Aggregation only: the aggregation traces learn from their own reward, search traces get no
-gradient.
+"""Aggregation only: aggregation traces learn from their own reward, search traces get no gradient.
 
-A_li = r_li - f_l (eq. 9). E[update] = K (N2 - 1) grad_aggregation J. One model writes both, so its
-search moves along with what it learns of aggregation; what is frozen is the credit.
+A_li = r_li - f_l (eq. 9). E[update] = K (N2 - 1) grad_aggregation J. One model writes both kinds of
+traces, so training on aggregation still changes its search traces; only their credit is zero.
 """
 
 from __future__ import annotations
 
 from spiral_mega.algorithm.advantages import aggregation_advantages
-from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.length_gate import assign_gated, assign_gated_groups
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig
@@ -21,16 +20,15 @@ class AggregationOnly:
     components = (AGGREGATION,)
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """`config`: the counts that are sampled, and the length gate. Raises ValueError as `check_design` does."""
+        """Read the sample counts and the length gate of `config`; raises ValueError as `check_design` does."""
         self.plan = SamplingPlan.from_algorithm(config)
         self._target_length = config.target_length
 
     def assign_credit(self, episode: Episode) -> None:
-        """Each aggregation trace against its set, then the length gate. Raises ValueError without sets or answers."""
+        """Compare each aggregation trace with its set; raises ValueError without sets or answers."""
         advantages = aggregation_advantages(aggregation_rewards(episode))
         assign_gated(episode.search, [0.0] * len(episode.search), None)
-        for group, credit in zip(episode.aggregation, advantages, strict=True):
-            assign_gated(group, credit, self._target_length)
+        assign_gated_groups(episode.aggregation, advantages, self._target_length)
 
     def gradient_scales(self) -> dict[str, float]:
         """K (N2 - 1)."""
@@ -39,5 +37,5 @@ class AggregationOnly:
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> AggregationOnly:
-    """The recipe."""
+    """Build the recipe."""
     return AggregationOnly(config)

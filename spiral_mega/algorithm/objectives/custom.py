@@ -1,13 +1,14 @@
-"""A set objective of the user's own: f(x, G) = `options.score`(problem, traces), a function by
-import path.
+"""Custom: a set objective with the user's own score f(x, G) = `options.score`(problem, traces).
 
-E[update] = M grad E[f] (see algorithm/set_objective.py), if f depends on the policy through its
-traces alone.
+E[update] = M grad E[f] (see algorithm/set_objective.py), provided that f depends on the policy only
+through the traces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from pydantic import Field
 
 from spiral_mega.algorithm.set_objective import SetObjective
 from spiral_mega.config.schema import AlgorithmConfig
@@ -18,13 +19,15 @@ from spiral_mega.traces import Problem, Trace
 
 
 class Options(Section):
-    """`score`: package.module:function, of a Problem and the Traces of a set; returns a finite number."""
+    """Options of the recipe."""
 
-    score: str
+    score: str = Field(
+        description="package.module:function, from a Problem and the Traces of a set to a finite number."
+    )
 
 
 def build(config: AlgorithmConfig, options: Options) -> SetObjective:
-    """The recipe. Raises ValueError when there is no such function."""
+    """Build the recipe. Raises ValueError if there is no such function."""
     try:
         function = load_function(options.score, 2)
     except ValueError as error:

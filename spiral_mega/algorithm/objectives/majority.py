@@ -1,10 +1,8 @@
-"""Majority: search traces learn to be right where a vote among `set_size` of them decides
-(self-consistency).
+"""Majority: search traces learn to be right under a majority vote of `set_size` traces.
 
-f(x, G) = the reward of the answer that most traces of G state; of answers with as many votes, the
-mean. E[update] = M grad E[f] (see algorithm/set_objective.py). Answers are told apart by how they
-are spelt, as the kind's `answer_of` reads them: credit has no time to ask the verifier about each
-pair.
+f(x, G) = the reward of the answer that most traces of G state; for a tie, the mean over the tied
+answers. E[update] = M grad E[f] (see algorithm/set_objective.py). Answers are compared as text, as
+the verifier's `answer_of` extracts them: asking the verifier about each pair would take too long.
 """
 
 from __future__ import annotations
@@ -20,16 +18,20 @@ from spiral_mega.traces import Problem, Trace
 
 
 def score(problem: Problem, traces: Sequence[Trace]) -> float:
-    """The mean reward of the most frequent answers. Traces that state none have no vote; without any vote, 0."""
-    answer_of, rewards = load_answer_of(problem.verifier), defaultdict(list)
+    """Return the mean reward of the most frequent answers; 0 if no trace states an answer."""
+    answer_of = load_answer_of(problem.verifier)
+    rewards_by_answer = defaultdict(list)
     for trace in traces:
-        if (answer := answer_of(trace.answer_text)) is not None:
-            rewards[answer].append(trace.reward)
-    most = max(map(len, rewards.values()), default=0)
-    winners = [sum(each) / len(each) for each in rewards.values() if len(each) == most]
+        answer = answer_of(trace.answer_text)
+        if answer is not None:
+            rewards_by_answer[answer].append(trace.reward)
+    max_votes = max(map(len, rewards_by_answer.values()), default=0)
+    winners = [
+        sum(each) / len(each) for each in rewards_by_answer.values() if len(each) == max_votes
+    ]
     return sum(winners) / len(winners) if winners else 0.0
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> SetObjective:
-    """The recipe."""
+    """Build the recipe."""
     return SetObjective(config, score)

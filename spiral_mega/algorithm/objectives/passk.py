@@ -1,4 +1,4 @@
-"""pass@k: search traces learn to have one right answer among n = k = `set_size`.
+"""pass@k: search traces learn to contain one right answer in n = k = `set_size` traces.
 
 f(x, G) = max of r(x, y) over y in G; E[update] = M grad E[f] (see algorithm/set_objective.py).
 """
@@ -14,10 +14,10 @@ from spiral_mega.traces import Problem, Trace
 
 
 def score(problem: Problem, traces: Sequence[Trace]) -> float:
-    """The best reward of the set."""
+    """Return the best reward of the set."""
     return max(trace.reward for trace in traces)
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> SetObjective:
-    """The recipe."""
+    """Build the recipe."""
     return SetObjective(config, score)

@@ -1,18 +1,19 @@
-"""Recursive SPIRAL (paper, 3.3): the answers of one level form the sets of the next, and credit
-goes to every level.
+"""Recursive SPIRAL (paper, 3.3): the answers of one level form the sets of the next.
 
-Level 1 has sets of search traces, level l + 1 sets of level l's answers. J = the expected reward of
-the last level's answers (`rewarded: last`), or the sum over levels of each level's own (`rewarded:
-every`). With f_S the mean reward of the answers to set S of a rewarded level of K sets, a trace y
-below it gets
+    search traces --sets--> answers of level 1 --sets--> answers of level 2 --> ...
+
+J = the expected reward of the last level's answers (`rewarded: last`), or the sum over levels of
+the expected reward of each level's answers (`rewarded: every`). Let f_S be the mean reward of the
+N2 answers to set S, in a rewarded level of K sets. A trace y below that level gets
 
     (1/K) sum over S that descend from y of (f_S - the mean of f over the sets that do not),
 
-and an answer to S, of N2, (r - f_S) N2 / (N2 - 1) / (K N2); the last level's, which have no other
-credit, r - f_S as in SPIRAL. The baseline does not depend on y, so E[update] is grad J with scale 1
-at every level but the last, and K (N2 - 1) there. Bias: where every set descends from y, nothing
-tells what y is worth, and it gets none. So sets must stay small beside the number of traces: at 8
-search traces, two levels of 2, not of 4.
+and an answer to S gets (r - f_S) N2 / (N2 - 1) / (K N2). Answers of the last level, which have no
+other credit, get r - f_S as in SPIRAL. The baseline does not depend on y, so E[update] is grad J
+with scale 1 at every level but the last, and K (N2 - 1) there.
+
+Bias: a trace from which every set descends has no sets to be compared with, and gets no credit. So
+sets must be small relative to the number of traces: for 8 search traces, two levels of 2, not of 4.
 """
 
 from __future__ import annotations
@@ -34,24 +35,28 @@ NUM_TRIALS = 100  # draws of the sets in which to look for a search trace that c
 
 
 class Sets(Section):
-    """One level: `num_sets` sets of `set_size` traces of the level below."""
+    """The sets of one level."""
 
-    set_size: int = Field(gt=0)
-    num_sets: int = Field(gt=1)
+    set_size: int = Field(gt=0, description="Traces of the level below in a set.")
+    num_sets: int = Field(gt=1, description="Sets of the level.")
 
 
 class Options(Section):
-    """`levels`, the first over the search traces; `rewarded`: whose rewards count."""
+    """Options of the recipe."""
 
-    levels: list[Sets] = Field(min_length=1)
-    rewarded: Literal["last", "every"] = "last"
+    levels: list[Sets] = Field(
+        min_length=1, description="The levels; the first is over search traces."
+    )
+    rewarded: Literal["last", "every"] = Field(
+        default="last", description="Levels whose rewards count."
+    )
 
 
 class Recursive:
-    """Credit by descent."""
+    """Credit by comparison of the sets that descend from a trace with those that do not."""
 
     def __init__(self, config: AlgorithmConfig, options: Options) -> None:
-        """Raises ValueError when a level's sets cannot be drawn, or no search trace would ever have credit."""
+        """Raises ValueError if sets cannot be drawn, or no search trace could have credit."""
         population = config.search_traces
         for number, sets in enumerate(options.levels):
             try:
@@ -75,7 +80,7 @@ class Recursive:
             )
 
     def assign_credit(self, episode: Episode) -> None:
-        """Credit of every level, then the length gate. Raises ValueError for sets or answers of another plan."""
+        """Assign credit to every level; raises ValueError for sets or answers of another plan."""
         rewards = np.array(aggregation_rewards(episode))
         if rewards.shape != (
             sum(level.num_sets for level in self.plan.levels),
@@ -88,36 +93,43 @@ class Recursive:
         assign_gated(traces, self.advantages(episode.sets, rewards), self._target_length)
 
     def advantages(self, sets: list[tuple[int, ...]], rewards: FloatArray) -> FloatArray:
-        """Credit of all traces, in the order of `Episode.traces()`, from the rewards [sets, N2] of all levels."""
-        first, answers = self.plan.search_traces, self.plan.aggregation_traces
-        descends = _descent(sets, first, answers)
+        """Return the advantages of all traces, in the order of `Episode.traces()`.
+
+        `rewards` [sets, N2] are those of the answers to all sets, level by level.
+        """
+        search_traces, answers = self.plan.search_traces, self.plan.aggregation_traces
+        descends = _descent(sets, search_traces, answers)
         scores = rewards.mean(axis=1)
-        credit = np.zeros(first + rewards.size)
-        own = rewards - scores[:, None]
-        for number, of_level in self._rewarded():
-            below = descends[of_level]  # [K, traces]
-            count, total = below.sum(axis=0), scores[of_level] @ below
-            k = len(below)
-            others = (scores[of_level].sum() - total) / np.maximum(k - count, 1)
-            credit += np.where(count < k, (total - count * others) / k, 0.0)
-            scale = 1.0 if number == len(self.plan.levels) - 1 else 1 / (k * max(answers - 1, 1))
-            place = slice(first + of_level.start * answers, first + of_level.stop * answers)
-            credit[place] += scale * own[of_level].ravel()
+        credit = np.zeros(search_traces + rewards.size)
+        within_set = rewards - scores[:, None]
+        for number, of_level in self._rewarded_levels():
+            member = descends[of_level]  # [K, traces]
+            num_sets = len(member)
+            num_descending, total = member.sum(axis=0), scores[of_level] @ member
+            baseline = (scores[of_level].sum() - total) / np.maximum(num_sets - num_descending, 1)
+            marginal = (total - num_descending * baseline) / num_sets
+            credit += np.where(num_descending < num_sets, marginal, 0.0)
+            last = number == len(self.plan.levels) - 1
+            scale = 1.0 if last else 1 / (num_sets * max(answers - 1, 1))
+            start, stop = (
+                search_traces + index * answers for index in (of_level.start, of_level.stop)
+            )
+            credit[start:stop] += scale * within_set[of_level].ravel()
         return credit
 
     def gradient_scales(self) -> dict[str, float]:
-        """1 for search and for all answers but the last level's; K (N2 - 1) for those."""
+        """1 for search traces and for all answers but the last level's, whose scale is K (N2 - 1)."""
         last = self.plan.levels[-1].num_sets * (self.plan.aggregation_traces - 1)
         return dict.fromkeys(self.components[:-1], 1.0) | {self.components[-1]: float(last)}
 
-    def _rewarded(self) -> list[tuple[int, slice]]:
-        """Number and sets of each rewarded level."""
+    def _rewarded_levels(self) -> list[tuple[int, slice]]:
+        """Return the number and the set indices of each rewarded level."""
         bounds = np.cumsum([0, *(level.num_sets for level in self.plan.levels)]).tolist()
-        every = [(i, slice(bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)]
-        return every if self._every else every[-1:]
+        levels = [(i, slice(bounds[i], bounds[i + 1])) for i in range(len(bounds) - 1)]
+        return levels if self._every else levels[-1:]
 
     def _gives_credit_to_search(self) -> bool:
-        """Whether, in any of NUM_TRIALS draws of the sets, some search trace can have credit."""
+        """Return whether in any of NUM_TRIALS draws of the sets some search trace can have credit."""
         rng = np.random.default_rng(0)
         for _ in range(NUM_TRIALS):
             sets = [spec.members for spec in self.plan.draw_sets(rng)]
@@ -126,25 +138,25 @@ class Recursive:
         return False
 
     def _compares_search(self, sets: list[tuple[int, ...]]) -> bool:
-        """Whether some search trace has sets that descend from it and sets that do not, in a rewarded level."""
-        of_search = _descent(sets, self.plan.search_traces, self.plan.aggregation_traces)[
-            :, : self.plan.search_traces
-        ]
-        shares = [of_search[of_level].mean(axis=0) for _, of_level in self._rewarded()]
+        """Return whether, in a rewarded level, some but not all sets descend from a search trace."""
+        search_traces = self.plan.search_traces
+        descends = _descent(sets, search_traces, self.plan.aggregation_traces)[:, :search_traces]
+        shares = [descends[of_level].mean(axis=0) for _, of_level in self._rewarded_levels()]
         return any(((share > 0) & (share < 1)).any() for share in shares)
 
 
 def _descent(sets: list[tuple[int, ...]], search_traces: int, answers: int) -> FloatArray:
-    """[sets, traces], 1 where the set shows the trace, or an answer that descends from it."""
+    """Return [sets, traces], 1 where the set contains the trace or an answer that descends from it."""
     descends = np.zeros((len(sets), search_traces + len(sets) * answers))
     for l, members in enumerate(sets):
-        for j in members:
-            descends[l, j] = 1
-            if j >= search_traces:
-                descends[l] = np.maximum(descends[l], descends[(j - search_traces) // answers])
+        for position in members:
+            descends[l, position] = 1
+            if position >= search_traces:
+                answered_set = (position - search_traces) // answers
+                descends[l] = np.maximum(descends[l], descends[answered_set])
     return descends
 
 
 def build(config: AlgorithmConfig, options: Options) -> Recursive:
-    """The recipe."""
+    """Build the recipe."""
     return Recursive(config, options)

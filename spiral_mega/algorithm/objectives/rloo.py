@@ -1,4 +1,4 @@
-"""RLOO: search traces only, each against the mean reward of the others of its problem.
+"""RLOO: search traces only, each compared with the mean reward of the others of its problem.
 
 A_j = r_j - mean of r_i over i != j. E[update] = N1 grad E[r(y)]: the baseline is independent of the
 trace.
@@ -20,10 +20,10 @@ class Rloo:
     components = (SEARCH,)
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """`config`: the counts that are sampled, and the length gate. Raises ValueError for a single search trace."""
+        """Read search_traces and target_length of `config`; raises ValueError for a single trace."""
         if config.search_traces < 2:
             raise ValueError(
-                "algorithm.search_traces is 1, which leaves rloo no others to compare with: sample more"
+                "algorithm.search_traces is 1, but rloo compares each trace with others: sample more"
             )
         self.plan = SamplingPlan(config.search_traces)
         self._target_length = config.target_length
@@ -39,5 +39,5 @@ class Rloo:
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> Rloo:
-    """The recipe."""
+    """Build the recipe."""
     return Rloo(config)

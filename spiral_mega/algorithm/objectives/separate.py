@@ -1,15 +1,14 @@
-"""Separate: search and aggregation each learn from their own rewards, without credit from one to
-the other.
+"""Separate: search and aggregation each learn from their own rewards only.
 
-A_j = r_j - mean(r) for the search traces, r_li - f_l (eq. 9) for the aggregation traces of set l.
+A_j = r_j - mean(r) for search traces, r_li - f_l (eq. 9) for the aggregation traces of set l.
 E[update] = (N1 - 1) grad E[r(y)] + K (N2 - 1) grad_aggregation J: a search trace learns to be
-right, not to be useful. The natural baseline of SPIRAL, with the same samples.
+right, not to be useful to the aggregator. The natural baseline for SPIRAL, with the same samples.
 """
 
 from __future__ import annotations
 
 from spiral_mega.algorithm.advantages import aggregation_advantages, group_advantages
-from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.length_gate import assign_gated, assign_gated_groups
 from spiral_mega.algorithm.objectives import NoOptions
 from spiral_mega.algorithm.sampling_plan import SamplingPlan
 from spiral_mega.config.schema import AlgorithmConfig
@@ -22,20 +21,16 @@ class Separate:
     components = (SEARCH, AGGREGATION)
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """`config`: the counts that are sampled, and the length gate. Raises ValueError as `check_design` does."""
+        """Read the sample counts and the length gate of `config`; raises ValueError as `check_design` does."""
         self.plan = SamplingPlan.from_algorithm(config)
         self._target_length = config.target_length
 
     def assign_credit(self, episode: Episode) -> None:
-        """Each trace against its group, then the length gate. Raises ValueError without sets or answers."""
+        """Compare each trace with its group; raises ValueError without sets or answers."""
         advantages = aggregation_advantages(aggregation_rewards(episode))
-        assign_gated(
-            episode.search,
-            group_advantages([t.reward for t in episode.search]),
-            self._target_length,
-        )
-        for group, credit in zip(episode.aggregation, advantages, strict=True):
-            assign_gated(group, credit, self._target_length)
+        search_advantages = group_advantages([trace.reward for trace in episode.search])
+        assign_gated(episode.search, search_advantages, self._target_length)
+        assign_gated_groups(episode.aggregation, advantages, self._target_length)
 
     def gradient_scales(self) -> dict[str, float]:
         """N1 - 1 for search, K (N2 - 1) for aggregation."""
@@ -47,5 +42,5 @@ class Separate:
 
 
 def build(config: AlgorithmConfig, options: NoOptions) -> Separate:
-    """The recipe."""
+    """Build the recipe."""
     return Separate(config)

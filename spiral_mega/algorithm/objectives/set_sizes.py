@@ -1,12 +1,13 @@
-"""SPIRAL over several set sizes (paper, 3.3): traces learn to be useful alone, in pairs, ...,
-aggregation to use them.
+"""Set sizes: SPIRAL over several set sizes (paper, 3.3).
 
+Search traces learn to be useful alone, in pairs, and so on; aggregation traces learn to use them.
 J = sum over the sizes n of J^(n) = E[f^(n)(x, y_1..y_n)], with f^(n) the mean reward of aggregation
-over n traces. Each size has K sets and a baseline of its own; A_j = sum over the drawn sizes of
-A_marg^(n)_j / M_n (proposition 3.1 at size n), which gives every size the same weight. Cost is
-bounded by `sizes_per_problem`: m of the S sizes are drawn for each problem, with equal chances, so
-that m K N2 aggregation traces are sampled, not S K N2. E[update] = (m / S) (grad_search J + K (N2 -
-1) grad_aggregation J).
+over n traces. Each size has K sets and its own baseline. A_j = sum over the drawn sizes of
+A_marg^(n)_j / M_n (proposition 3.1 at size n), which gives every size the same weight.
+
+`sizes_per_problem` limits the cost: m of the S sizes are drawn for each problem, with equal
+probabilities, so m K N2 aggregation traces are sampled and not S K N2. E[update] =
+(m / S) (grad_search J + K (N2 - 1) grad_aggregation J).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spiral_mega.algorithm.advantages import (
     marginal_set_advantages,
     set_scores,
 )
-from spiral_mega.algorithm.length_gate import assign_gated
+from spiral_mega.algorithm.length_gate import assign_gated, assign_gated_groups
 from spiral_mega.algorithm.sampling_plan import Level, Members, SamplingPlan
 from spiral_mega.algorithm.sets import gradient_scale, sample_sets
 from spiral_mega.config.schema import AlgorithmConfig
@@ -32,10 +33,12 @@ from spiral_mega.traces import AGGREGATION, SEARCH, Episode, aggregation_rewards
 
 
 class Options(Section):
-    """`sizes`: the set sizes n; `sizes_per_problem`: m, how many of them each problem gets (null: all)."""
+    """Options of the recipe."""
 
-    sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
-    sizes_per_problem: int | None = Field(default=None, gt=0)
+    sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1, description="The set sizes n.")
+    sizes_per_problem: int | None = Field(
+        default=None, gt=0, description="m: how many of the sizes each problem gets; null: all."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +65,12 @@ class SizesPlan(SamplingPlan):
 
 
 class SetSizes:
-    """Marginal set advantages of each size for the search traces, within-set ones for the aggregation traces."""
+    """Marginal set advantages of each size for search traces, within-set ones for aggregation traces."""
 
     components = (SEARCH, AGGREGATION)
 
     def __init__(self, config: AlgorithmConfig, options: Options) -> None:
-        """Raises ValueError for sizes that are not distinct, or of which no sets can be drawn and compared."""
+        """Raises ValueError for sizes that are not distinct, or give search traces no credit."""
         sizes, drawn = options.sizes, options.sizes_per_problem or len(options.sizes)
         if len(set(sizes)) < len(sizes) or drawn > len(sizes):
             raise ValueError(
@@ -78,11 +81,12 @@ class SetSizes:
             n: gradient_scale(config.search_traces, n, config.num_sets, config.set_design)
             for n in sorted(sizes)
         }
-        if alone := [n for n, scale in self._scales.items() if scale == 0]:
+        without_credit = [n for n, scale in self._scales.items() if scale == 0]
+        if without_credit:
             raise ValueError(
-                f"algorithm.options.sizes holds {alone[0]}, which gives the {config.search_traces} "
-                "search traces no credit (M is 0): leave it out, or raise algorithm.search_traces "
-                "above it and num_sets above 1"
+                f"algorithm.options.sizes holds {without_credit[0]}, which gives the "
+                f"{config.search_traces} search traces no credit (M is 0): leave it out, or raise "
+                "algorithm.search_traces above it and num_sets above 1"
             )
         level = Level(drawn * config.num_sets, max(sizes), config.set_design)
         self.plan = SizesPlan(
@@ -95,35 +99,30 @@ class SetSizes:
         self._config = config
 
     def assign_credit(self, episode: Episode) -> None:
-        """Credit by size, then the length gate. Raises ValueError without sets or answers, or for another size."""
+        """Sum the credit over set sizes; raises ValueError without sets or answers, or for another size."""
         rewards = aggregation_rewards(episode)
         search: FloatArray = np.zeros(len(episode.search))
         for size in dict.fromkeys(map(len, episode.sets)):
             if size not in self._scales:
                 raise ValueError(
-                    f"problem {episode.problem.id} has a set of {size}: algorithm.options.sizes lacks it"
+                    f"problem {episode.problem.id} has a set of {size}, which is not one of algorithm.options.sizes"
                 )
-            of_size = [l for l, members in enumerate(episode.sets) if len(members) == size]
-            scores = set_scores([rewards[l] for l in of_size])
-            marginal = marginal_set_advantages(
-                [episode.sets[l] for l in of_size], scores, len(search)
-            )
-            search += marginal / self._scales[size]
+            indices = [l for l, members in enumerate(episode.sets) if len(members) == size]
+            sets = [episode.sets[l] for l in indices]
+            scores = set_scores([rewards[l] for l in indices])
+            search += marginal_set_advantages(sets, scores, len(search)) / self._scales[size]
         assign_gated(episode.search, search, self._config.target_length)
-        for group, advantages in zip(
-            episode.aggregation, aggregation_advantages(rewards), strict=True
-        ):
-            assign_gated(group, advantages, self._config.target_length)
+        assign_gated_groups(
+            episode.aggregation, aggregation_advantages(rewards), self._config.target_length
+        )
 
     def gradient_scales(self) -> dict[str, float]:
         """m / S for search, m / S K (N2 - 1) for aggregation."""
         share = self.plan.sizes_per_problem / len(self.plan.sizes)
-        return {
-            SEARCH: share,
-            AGGREGATION: share * self._config.num_sets * (self._config.aggregation_traces - 1),
-        }
+        sets, answers = self._config.num_sets, self._config.aggregation_traces
+        return {SEARCH: share, AGGREGATION: share * sets * (answers - 1)}
 
 
 def build(config: AlgorithmConfig, options: Options) -> SetSizes:
-    """The recipe."""
+    """Build the recipe."""
     return SetSizes(config, options)
